@@ -1,0 +1,3 @@
+"""Reinforcement learning from verifiable rewards for large reasoning models."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,208 @@
+"""The command line. Each command imports what it needs when it runs, so that help and `show` start at once and need no torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from megarl import __version__
+from megarl.errors import CheckFailed, InputError
+
+CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
+INTERRUPTED = 130
+
+
+def _train(args: argparse.Namespace) -> int:
+    from megarl.config.load import load_recipe
+    from megarl.config.recipe import Recipe
+
+    loaded = load_recipe(args.recipe, args.set, Recipe)
+    from megarl.loop import train
+
+    return train.run(loaded, args.resume)
+
+
+def _sft(args: argparse.Namespace) -> int:
+    from megarl.config.load import load_recipe
+    from megarl.config.recipe import SftRecipe
+
+    loaded = load_recipe(args.recipe, args.set, SftRecipe)
+    from megarl.loop import sft
+
+    return sft.run(loaded)
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from megarl.config.load import load_recipe
+    from megarl.config.recipe import Recipe
+
+    loaded = load_recipe(args.recipe, args.set, Recipe)
+    from megarl.loop import evaluate
+
+    return evaluate.run(loaded, args.model)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from megarl.config import show
+
+    if args.fields:
+        sys.stdout.write(show.field_reference())
+        return 0
+    if args.recipe is None:
+        raise InputError("show: expected the path of a recipe, or --fields")
+    from megarl.config.load import load_any_recipe
+
+    loaded = load_any_recipe(args.recipe, args.set)
+    sys.stdout.write(show.to_json(loaded) if args.json else show.render(loaded))
+    return 0
+
+
+def _conformance(args: argparse.Namespace) -> int:
+    from megarl.objectives import conformance
+
+    return conformance.main(args.files, args.json)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from megarl.observe import report
+
+    print(report.render(args.folder))
+    return 0
+
+
+def _create_model(args: argparse.Namespace) -> int:
+    from megarl.models.create import create_model
+
+    parameters = create_model(args.preset, args.output, args.seed)
+    print(f"{args.output}: a model of {parameters:,} parameters")
+    return 0
+
+
+def _create_data(args: argparse.Namespace) -> int:
+    options = _options(args.options)
+    from megarl.tasks.create import create_data
+
+    lines = create_data(args.task, args.output, args.seed, options)
+    print(f"{args.output}: " + ", ".join(f"{count:,} lines of {name}" for name, count in lines.items()))
+    return 0
+
+
+def _options(texts: Sequence[str]) -> dict[str, str]:
+    """`key=value` arguments; what the values mean is the task's business."""
+    options: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"{text}: expected key=value")
+        if key in options:
+            raise InputError(f"{text}: `{key}` is given twice")
+        options[key] = value
+    return options
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 0, given {text!r}")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    root = argparse.ArgumentParser(prog="megarl", description="Reinforcement learning from verifiable rewards.", allow_abbrev=False)
+    root.add_argument("--version", action="version", version=f"megarl {__version__}")
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(group: Any, name: str, run: Any, words: str, **extra: Any) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = group.add_parser(
+            name, help=words, description=words[0].upper() + words[1:] + ".", allow_abbrev=False, **extra
+        )
+        sub.set_defaults(run=run, parser=sub)
+        return sub
+
+    train = command(commands, "train", _train, "train a model as a recipe says")
+    sft = command(commands, "sft", _sft, "supervised warm-up on worked examples")
+    evaluate = command(commands, "eval", _eval, "evaluate a model on the held-out data of a recipe")
+    show = command(commands, "show", _show, "print a recipe with all its values and where each came from")
+    for sub in (train, sft, evaluate):
+        sub.add_argument("recipe", metavar="RECIPE")
+    show.add_argument("recipe", metavar="RECIPE", nargs="?")
+    for sub in (train, sft, evaluate, show):
+        sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override a key, for instance training.steps=3")
+    train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
+    evaluate.add_argument("--model", metavar="FOLDER", type=Path, required=True, help="Hugging Face folder")
+    show.add_argument("--json", action="store_true", help="print JSON: the recipe, and the source of each value")
+    show.add_argument("--fields", action="store_true", help="print the documentation of all fields instead")
+
+    conformance = command(commands, "conformance", _conformance, "check the objectives against case files")
+    conformance.add_argument("files", metavar="FILE", nargs="+")
+    conformance.add_argument("--json", action="store_true", help="print the results as JSON")
+
+    report = command(commands, "report", _report, "write the HTML report of a run")
+    report.add_argument("folder", metavar="FOLDER", type=Path)
+
+    create = commands.add_parser("create", help="create a small model or a data set", allow_abbrev=False)
+    kinds = create.add_subparsers(title="what to create", metavar="KIND", required=True)
+    model = command(kinds, "model", _create_model, "create a randomly initialised model")
+    model.add_argument("preset", metavar="PRESET")
+    usage = "%(prog)s TASK --output DIR [--seed N] [KEY=VALUE ...]"
+    data = command(kinds, "data", _create_data, "create the data files of a task", usage=usage)
+    data.add_argument("task", metavar="TASK")
+    data.set_defaults(options=[])
+    for sub in (model, data):
+        sub.add_argument("--output", metavar="DIR", type=Path, required=True)
+        sub.add_argument("--seed", metavar="N", type=_seed, default=0)
+    return root
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    args, rest = parser().parse_known_args(argv)
+    # argparse cannot collect positional arguments on both sides of an option, so the options of `create data` arrive as a rest.
+    if rest and hasattr(args, "options") and not any(text.startswith("-") for text in rest):
+        args.options = rest
+    elif rest:
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    args = _parse(argv)
+    try:
+        return args.run(args)
+    except InputError as error:
+        print(f"megarl: error: {error}", file=sys.stderr)
+        return 2
+    except CheckFailed as error:
+        print(f"megarl: {error}", file=sys.stderr)
+        return 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 done, 1 a check failed, 2 bad input, 130 interrupted."""
+    try:
+        try:
+            code = _run(argv)
+        except SystemExit:  # argparse has printed help
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise  # a pipe or socket inside the run, not our own output
+        # The interpreter flushes standard output once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except KeyboardInterrupt:
+        print("megarl: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _output_is_closed() -> bool:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))

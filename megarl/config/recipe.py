@@ -1,0 +1,198 @@
+"""The recipe: everything a run is told, as typed and torch-free models.
+
+Unknown keys are errors. The text under a field is its documentation (`megarl show --fields`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A part of the recipe: immutable, and no key is accepted that is not declared."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Model(Section):
+    path: Text
+    """Hugging Face folder (config.json, safetensors, tokenizer) that the policy starts from."""
+    pad_vocab_to_multiple_of: PositiveInt = 64
+    """The vocabulary is padded to a multiple of this times the tensor-parallel size; the padding is never sampled or exported."""
+
+
+class Data(Section):
+    train: Text
+    """JSONL or Parquet with the training prompts."""
+    evaluation: dict[str, Text] = {}
+    """Held-out files by name; their metrics carry the name unless there is one file only."""
+    chat: bool = False
+    """Render prompts with the tokenizer's chat template. A prompt that is a list of messages is always rendered with it."""
+    max_prompt_length: PositiveInt = 1024
+    """In tokens."""
+    too_long: Literal["error", "drop"] = "error"
+    """What happens to a prompt above `max_prompt_length`: stop with its line, or leave it out and say how many."""
+    shuffle: bool = True
+
+
+class Verifier(Section):
+    name: Text
+    """`countdown`, `reasoning_gym`, or the import path `package.module:function` of your own."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the verifier."""
+
+
+class Rollout(Section):
+    engines: PositiveInt = 1
+    """Number of vLLM engines."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs per engine."""
+    prompts_per_step: PositiveInt = 64
+    responses_per_prompt: PositiveInt = 8
+    max_response_length: PositiveInt = 1024
+    """In tokens, the end-of-sequence token included."""
+    temperature: PositiveFloat = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_concurrent_sequences: PositiveInt = 256
+    """Sequences that one engine decodes at the same time."""
+    kv_cache_mib: PositiveInt | None = None
+    """KV cache of one engine. Default: sized for `max_concurrent_sequences` on a CPU, the engine's own choice on a GPU."""
+    gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85
+    prefix_caching: bool = True
+    overlap_training: bool = False
+    """Start a mini-batch as soon as its prompts are answered, while the engine answers the others.
+    Needs an objective without statistics over the whole batch and `old_logprobs: rollout`."""
+
+
+class Layout(Section):
+    tensor: PositiveInt = 1
+    pipeline: PositiveInt = 1
+    data: PositiveInt = 1
+    sequence_parallel: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    @model_validator(mode="after")
+    def _sequence_parallel_needs_tensor(self) -> Self:
+        if self.sequence_parallel and self.tensor == 1:
+            raise ValueError("`sequence_parallel` needs `tensor` > 1")
+        return self
+
+
+class Optimizer(Section):
+    learning_rate: PositiveFloat = 1e-6
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up; a step is a step of the run, whatever the number of mini-batches in it."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up, down to `final_fraction` at the last step."""
+    final_fraction: Fraction = 0.0
+    clip_grad: NonNegativeFloat = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+    distributed: bool = False
+    """Shard the optimizer state over the data-parallel ranks."""
+
+
+class Training(Section):
+    steps: PositiveInt
+    minibatches: PositiveInt = 1
+    """Optimizer updates per step; the prompts of a step are split evenly, in order."""
+    epochs: PositiveInt = 1
+    """Passes over each step's rollouts."""
+    micro_batch_tokens: PositiveInt = 16384
+    """Largest number of tokens (padding included) in one forward pass of one rank."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 keeps fp32 master weights and gradients."""
+    old_logprobs: Literal["rollout", "recompute"] = "recompute"
+    """`recompute`: a forward pass of the policy before the first update (none if there is one update only: it is exact without).
+    `rollout`: the engine's own, exact up to the mismatch that the run measures at every step."""
+    skip_without_signal: bool = True
+    """Leave responses whose loss has no gradient out of the passes. Exact: they stay in every statistic and denominator."""
+    layout: Layout = Layout()
+    optimizer: Optimizer = Optimizer()
+    threads_per_rank: PositiveInt | None = None
+    """CPU threads of one rank. Default: the machine's cores over the ranks on it."""
+
+
+class Evaluation(Section):
+    every: NonNegativeInt = 10
+    """In steps; 0: never. The weights before the first and after the last step are always evaluated unless it is 0."""
+    responses_per_prompt: PositiveInt = 8
+    k: list[PositiveInt] = [1, 8]
+    temperature: PositiveFloat = 1.0
+    max_prompts: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Self:
+        if self.k and max(self.k) > self.responses_per_prompt:
+            raise ValueError(f"pass@{max(self.k)} of `k` needs `responses_per_prompt` >= {max(self.k)}")
+        return self
+
+
+class Checkpoint(Section):
+    every: NonNegativeInt = 0
+    """In steps; 0: only at the end and when the run is told to stop."""
+    keep: PositiveInt = 2
+
+
+class Recipe(Section):
+    """A reinforcement-learning run: `megarl train RECIPE`."""
+
+    seed: NonNegativeInt = 0
+    output: Text
+    """Folder of the run; it must not exist unless the run is resumed."""
+    model: Model
+    data: Data
+    verifier: Verifier
+    objective: dict[str, Any]
+    """`name` and the parameters of the objective (docs/methods.md)."""
+    rollout: Rollout = Rollout()
+    training: Training
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        if self.rollout.prompts_per_step % self.training.minibatches:
+            raise ValueError("`rollout.prompts_per_step` must be a multiple of `training.minibatches`")
+        if self.rollout.overlap_training and self.training.old_logprobs != "rollout":
+            raise ValueError("`rollout.overlap_training` needs `training.old_logprobs` to be rollout")
+        return self
+
+
+class SftTraining(Section):
+    steps: PositiveInt
+    batch_size: PositiveInt = 64
+    """Examples per update."""
+    micro_batch_tokens: PositiveInt = 16384
+    precision: Literal["fp32", "bf16"] = "fp32"
+    layout: Layout = Layout()
+    optimizer: Optimizer = Optimizer()
+    threads_per_rank: PositiveInt | None = None
+
+
+class SftRecipe(Section):
+    """Supervised warm-up on worked examples: `megarl sft RECIPE`. The result is a Hugging Face folder."""
+
+    seed: NonNegativeInt = 0
+    output: Text
+    """Folder of the run; the model is written to `output`/model."""
+    model: Model
+    data: Data
+    """Lines with `demonstrations`: one of them is drawn each time the prompt is used."""
+    training: SftTraining

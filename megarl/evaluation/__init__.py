@@ -1,0 +1,1 @@
+"""How good a policy is: metrics over several responses per prompt."""

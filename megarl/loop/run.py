@@ -1,0 +1,234 @@
+"""A run's roles and its folder: started together, resumed, checkpointed, shut down."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from megarl.config.load import Loaded, load_recipe
+from megarl.config.recipe import Recipe
+from megarl.config.show import to_yaml
+from megarl.errors import InputError
+from megarl.loop.rollouts import JudgedRollouts
+from megarl.loop.stopping import StopRequest
+from megarl.objectives import make_objective
+from megarl.observe.ledger import Ledger
+from megarl.observe.metrics import MetricsWriter, read_metrics
+from megarl.observe.progress import Progress
+from megarl.observe.run_folder import RunFolder, step_of
+from megarl.platform.rollout_env import ray_cluster
+from megarl.rollout.engine import EngineConfig
+from megarl.rollout.fleet import Fleet
+from megarl.rollout.response import Response
+from megarl.rollout.sampling import Sampling
+from megarl.tasks.dataset import read_examples
+from megarl.tasks.prompts import Prompt, eos_token_ids, load_tokenizer, tokenize
+from megarl.tasks.stream import PromptStream
+from megarl.tasks.verifiers import check_examples, judge, make_verifier
+from megarl.training.trainer import Trainer, rank_config
+
+# What a resumed run may not change: the steps before the checkpoint would have been others.
+_FIXED_ON_RESUME = ("seed", "model", "data.train", "data.chat", "data.shuffle", "rollout.prompts_per_step", "rollout.responses_per_prompt")
+
+
+class Inputs:
+    """Everything a recipe names, read and checked before anything is started: the wrong input costs seconds, not a cluster's start."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe = recipe
+        self.objective = make_objective(recipe.objective)
+        if self.objective.uses_value_model:
+            raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
+        self.verifier = make_verifier(recipe.verifier.name, recipe.verifier.args)
+        self.rank_config = rank_config(
+            model_path=recipe.model.path,
+            pad_vocab_to=recipe.model.pad_vocab_to_multiple_of,
+            training=recipe.training,
+            objective=recipe.objective,
+            temperature=recipe.rollout.temperature,
+            seed=recipe.seed,
+        )
+        self.tokenizer = load_tokenizer(recipe.model.path)
+        self.stop_token_ids = eos_token_ids(recipe.model.path)
+        self.dropped: dict[str, int] = {}
+        self.stream = PromptStream(self._prompts(recipe.data.train), recipe.seed, recipe.data.shuffle)
+        self.stream.check_batch(recipe.rollout.prompts_per_step)
+        self.evaluation = {name: self._prompts(path)[: recipe.evaluation.max_prompts] for name, path in recipe.data.evaluation.items()}
+        self._check_lengths()
+
+    def _prompts(self, path: str) -> list[Prompt]:
+        data = self.recipe.data
+        examples = read_examples(path)
+        check_examples(self.recipe.verifier.name, examples)
+        prompts, self.dropped[path] = tokenize(examples, self.tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)
+        return prompts
+
+    def _check_lengths(self) -> None:
+        shape, rollout = self.rank_config.shape, self.recipe.rollout
+        if self.longest > shape.max_positions:
+            raise InputError(
+                f"data.max_prompt_length {self.recipe.data.max_prompt_length} + rollout.max_response_length {rollout.max_response_length} "
+                f"= {self.longest} tokens; the model in {self.recipe.model.path} has {shape.max_positions} positions."
+            )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest possible sequence."""
+        return self.recipe.data.max_prompt_length + self.recipe.rollout.max_response_length
+
+    def engine_config(self) -> EngineConfig:
+        rollout = self.recipe.rollout
+        return EngineConfig(
+            model=os.path.abspath(self.recipe.model.path),
+            max_model_len=self.longest,
+            max_num_seqs=rollout.max_concurrent_sequences,
+            dtype=rollout.dtype,
+            tensor_parallel=rollout.tensor_parallel,
+            prefix_caching=rollout.prefix_caching,
+            kv_cache_bytes=None if rollout.kv_cache_mib is None else rollout.kv_cache_mib << 20,
+            gpu_memory_fraction=rollout.gpu_memory_fraction,
+        )
+
+    def sampling(self, temperature: float) -> Sampling:
+        return Sampling(temperature, self.recipe.rollout.max_response_length, self.stop_token_ids)
+
+    def judge(self, prompts: Sequence[Prompt], responses: list[Response], first: int = 0) -> JudgedRollouts:
+        """Decode and verify the responses to `prompts`, whose indices begin at `first`. A verifier sees text without special tokens."""
+        texts = self.tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
+        examples = [prompts[response.prompt_index - first].example for response in responses]
+        return JudgedRollouts(prompts, responses, texts, judge(self.verifier, texts, examples), first)
+
+
+class Run:
+    """A training run in its folder, with its roles up. Use as a context manager."""
+
+    def __init__(self, loaded: Loaded[Recipe], resume: bool):
+        self.loaded, self.recipe, self.resume = loaded, loaded.recipe, resume
+        self.step = 0
+        """Last step that is done."""
+        self.entropy: float | None = None
+        """The policy's entropy in it, which a scheduled objective may look at."""
+
+    def __enter__(self) -> Run:
+        with ExitStack() as stack:
+            recipe = self.recipe
+            self.progress = Progress(recipe.training.steps)
+            if not self.resume and Path(recipe.output).exists():
+                RunFolder.create(recipe.output).close()  # refuses one that is in use, before the inputs are read
+            self.inputs = Inputs(recipe)
+            self.folder = stack.enter_context(RunFolder.open(recipe.output) if self.resume else RunFolder.create(recipe.output))
+            checkpoint = self._prepare_folder()
+            self.metrics = stack.enter_context(MetricsWriter(self.folder))
+            self.ledger = Ledger()
+            self.stop = stack.enter_context(StopRequest(self.progress.stage))
+            self._start_roles(stack, checkpoint)
+            self.ledger.close_step()  # the start belongs to no step
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
+
+    # ------------------------------------------------------------------ folder
+
+    def _prepare_folder(self) -> Path | None:
+        """Write what explains the run; on resume, go back to the newest checkpoint and return it."""
+        checkpoint = None
+        if self.resume:
+            self._check_resumable()
+            for leftover in self.folder.checkpoints.glob(".*"):
+                shutil.rmtree(leftover)
+            checkpoint = max((p for p in self.folder.checkpoints.iterdir() if step_of(p) is not None), key=step_of, default=None)
+            if checkpoint is not None:
+                state = json.loads((checkpoint / "state.json").read_text())
+                self.step, self.entropy = state["step"], state["entropy"]
+                self.inputs.stream.load_state_dict(state["stream"])
+            self.folder.truncate_metrics(self.step if checkpoint else -1)
+            self.progress.recall(read_metrics(self.folder.metrics) if self.folder.metrics.exists() else [])
+            where = f"step {self.step} ({checkpoint})" if checkpoint else "the start: there is no checkpoint yet"
+            self.progress.stage(f"resuming {self.folder.path} from {where}")
+        self.folder.write_recipe(to_yaml(self.recipe))
+        self.folder.write_environment(self.recipe.seed, self.loaded.path)
+        for path, count in self.inputs.dropped.items():
+            if count:
+                self.progress.stage(f"{path}: {count} prompts longer than data.max_prompt_length left out")
+        return checkpoint
+
+    def _check_resumable(self) -> None:
+        before = load_recipe(self.folder.recipe).recipe.model_dump()
+        now = self.recipe.model_dump()
+        pick = lambda tree, key: tree if not key else pick(tree[key[0]], key[1:])
+        changed = [key for key in _FIXED_ON_RESUME if pick(before, key.split(".")) != pick(now, key.split("."))]
+        if changed:
+            lines = "; ".join(f"{key} was {pick(before, key.split('.'))!r}, is {pick(now, key.split('.'))!r}" for key in changed)
+            raise InputError(f"{self.folder.path}: a resumed run must keep what it was started with: {lines}. Use another `output`.")
+
+    def record(self, metrics: dict[str, float], rollouts: JudgedRollouts | None = None) -> None:
+        """Write the metrics of the step that just ended, some of its rollouts, and its line on the terminal."""
+        self.metrics.write(self.step, metrics)
+        if rollouts is not None:
+            self.folder.append_rollouts(self.step, rollouts.records(prompts=4, samples=4))
+        self.progress.step(self.step, metrics)
+
+    # ------------------------------------------------------------------ roles
+
+    def _start_roles(self, stack: ExitStack, checkpoint: Path | None) -> None:
+        recipe = self.recipe
+        layout = recipe.training.layout
+        self.progress.stage(
+            f"starting {recipe.rollout.engines} engine(s) and {layout.world_size} training rank(s): "
+            f"tensor {layout.tensor}, pipeline {layout.pipeline}, data {layout.data}"
+        )
+        stack.enter_context(ray_cluster())
+        # Ray has its own idea of SIGTERM; ours must be the last one installed.
+        self.stop.listen()
+        self.fleet = Fleet.start(self.inputs.engine_config(), recipe.rollout.engines, threads=self._engine_threads(), wait=False)
+        stack.callback(self.fleet.shutdown)
+        self.trainer = Trainer.start(self.inputs.rank_config, max_tokens=recipe.training.micro_batch_tokens, wait=False)
+        stack.callback(self.trainer.shutdown)
+        self.trainer.wait_ready()
+        self.fleet.wait_ready()
+        self.fleet.connect_weights(self.trainer.connect_sender)
+        if checkpoint is not None:
+            self.trainer.load(str(checkpoint / "megatron"))
+            self.sync_weights(version=self.step)
+        self.progress.stage("ready")
+
+    def _engine_threads(self) -> int:
+        return max(1, (os.cpu_count() or 1) // self.recipe.rollout.engines) if not self.recipe.rollout.overlap_training else 1
+
+    def sync_weights(self, version: int) -> None:
+        """Give the engines the trainer's weights; their version is the number of the step that made them."""
+        self.fleet.sync_weights(self.trainer.send_weights, self.trainer.manifest, version=version)
+
+    def checkpoint_due(self) -> bool:
+        """Whether the step that has just been done is one to be saved after."""
+        every = self.recipe.checkpoint.every
+        return bool(every) and self.step % every == 0
+
+    def save_checkpoint(self) -> Path:
+        """Weights, optimizer and position in the data. The folder appears complete or not at all; older ones above `keep` go."""
+        final = self.folder.checkpoint(self.step)
+        temporary = final.with_name(f".{final.name}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "megatron").mkdir(parents=True)
+        self.trainer.save(str((temporary / "megatron").resolve()))
+        state = {"step": self.step, "entropy": self.entropy, "stream": self.inputs.stream.state_dict()}
+        (temporary / "state.json").write_text(json.dumps(state, indent=2))
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(temporary, final)
+        saved = sorted((path for path in self.folder.checkpoints.iterdir() if step_of(path) is not None), key=step_of)
+        for path in saved[: -self.recipe.checkpoint.keep]:
+            shutil.rmtree(path)
+        return final
+
+    def remaining_steps(self) -> Iterator[int]:
+        """The steps still to do, from 1; ends early when the run is told to stop."""
+        while self.step < self.recipe.training.steps and self.stop.signal is None:
+            yield self.step + 1
+            # The loop's body sets `self.step` once the step is done.

@@ -1,0 +1,13 @@
+"""The one place that knows a CPU from a GPU. Everywhere else the code is the same on both."""
+
+from megarl.platform.device import (
+    communication_backend,
+    device,
+    fused_kernels,
+    has_gpu,
+    prepare_megatron,
+    synchronize,
+    use_threads,
+)
+
+__all__ = ["communication_backend", "device", "fused_kernels", "has_gpu", "prepare_megatron", "synchronize", "use_threads"]

@@ -1,0 +1,1 @@
+"""Trainer to rollout engines: what is sent (manifest), how it is cut (buckets) and carried (transport)."""

@@ -1,0 +1,1 @@
+"""Prompts in, verdicts out: data files, tokenised prompts, the prompt stream and the verifiers."""

@@ -1,0 +1,39 @@
+"""Weights and optimizer state by Megatron's distributed checkpoints, which load under another layout than they were saved with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from megarl.models.policy import unwrap
+
+# Distributed-optimizer shards are written by parameter, so that any other layout can read them.
+_METADATA = {"distrib_optim_sharding_type": "fully_sharded_model_space", "chained_optim_avoid_prefix": True, "singleton_local_shards": False}
+
+
+def _state(model: torch.nn.Module, optimizer: Any, is_loading: bool) -> dict[str, Any]:
+    state = {"model": unwrap(model).sharded_state_dict(metadata=_METADATA)}
+    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_METADATA)
+    return state
+
+
+def save(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
+    """Save into an existing, empty folder. A collective of all ranks; complete when it has returned on all of them."""
+    from megatron.core import dist_checkpointing
+
+    dist_checkpointing.save(_state(model, optimizer, is_loading=False), folder)
+
+
+def load(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
+    """Load what `save` wrote, whatever the layout was then. A collective of all ranks.
+
+    Missing or unexpected entries raise: an optimizer moment that is left at zero would go unnoticed.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    state = dist_checkpointing.load(_state(model, optimizer, is_loading=True), folder, strict=StrictHandling.RAISE_ALL)
+    unwrap(model).load_state_dict(state["model"])
+    with torch.no_grad():
+        optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,168 @@
+"""The controller's side of the training ranks: Ray actors that are told the same thing at the same time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+
+from megarl.errors import InputError
+from megarl.models.hf_config import check_layout, read_model_shape
+from megarl.objectives import Update
+from megarl.platform.device import rank_environment, rank_resources
+from megarl.sync.manifest import Manifest
+from megarl.training.batching import Plan, plan_micro_batches
+from megarl.training.rank import RankConfig, TrainingRank, merge_metrics
+from megarl.training.sequences import Sequences
+
+
+class Trainer:
+    """All ranks of one model. Make it with `start`, in a Ray cluster; `shutdown` ends the rank processes."""
+
+    def __init__(self, actors: list[Any], config: RankConfig, max_tokens: int):
+        self._actors, self.config, self.max_tokens = actors, config, max_tokens
+        self._manifest: Manifest | None = None
+
+    @classmethod
+    def start(cls, config: RankConfig, *, max_tokens: int, wait: bool = True) -> Trainer:
+        """Start the ranks. With `wait=False` it returns at once, and `wait_ready` must follow."""
+        world = config.layout.world_size
+        if config.threads is None:
+            config = _with_threads(config, max(1, (os.cpu_count() or 1) // world))
+        actor_class = ray.remote(TrainingRank).options(
+            max_restarts=0, runtime_env={"env_vars": rank_environment(config.threads)}, **rank_resources()
+        )
+        trainer = cls([actor_class.remote(config, rank) for rank in range(world)], config, max_tokens)
+        host, port = ray.get(trainer._actors[0].address.remote())
+        trainer._starting = [actor.start.remote(host, port) for actor in trainer._actors]
+        if wait:
+            trainer.wait_ready()
+        return trainer
+
+    def wait_ready(self) -> None:
+        """Block until every rank has its weights. Raises InputError for weights that do not fit."""
+        try:
+            ray.get(self._starting)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, InputError):
+                raise error.cause from None
+            raise
+        self._manifest = self._all("manifest")[0]
+
+    @property
+    def manifest(self) -> Manifest:
+        """What `send_weights` sends."""
+        return self._manifest
+
+    # ------------------------------------------------------------------ passes
+
+    def plan(self, sequences: Sequences, rows: Sequence[int], units: Sequence[Sequence[int]] | None = None) -> Plan:
+        """Micro-batches of `rows` on this trainer's layout."""
+        layout = self.config.layout
+        return plan_micro_batches(
+            sequences.lengths,
+            rows,
+            ranks=layout.data,
+            max_tokens=self.max_tokens,
+            multiple=layout.tensor if layout.sequence_parallel else 1,
+            same_shape=layout.pipeline > 1,
+            units=units,
+        )
+
+    def logprobs(self, sequences: Sequences, role: str = "policy") -> tuple[np.ndarray, np.ndarray]:
+        """Log-probs and entropies [T] of all response tokens, by the policy's present weights or by the `reference`."""
+        plan = self.plan(sequences, range(len(sequences)))
+        logp, entropy = (np.full(int(sequences.response_starts[-1]), np.nan, dtype=np.float32) for _ in range(2))
+        for part in self._all("logprobs", ray.put(sequences), plan, role):
+            if part is not None:
+                logp[part["token_index"]] = part["logp"]
+                entropy[part["token_index"]] = part["entropy"]
+        return logp, entropy
+
+    def begin_update(
+        self,
+        sequences: Sequences,
+        update: Update,
+        plan: Plan,
+        rate: float,
+        objective_state: tuple[int, float | None] = (0, None),
+        measure_mismatch: bool = False,
+    ) -> list[Any]:
+        """Start one optimizer update on all ranks; `finish_update` waits for it. Updates run in the order in which they are begun."""
+        arguments = (ray.put(sequences), ray.put(update), plan, rate, objective_state, measure_mismatch)
+        return [actor.update.remote(*arguments) for actor in self._actors]
+
+    @staticmethod
+    def finish_update(references: list[Any]) -> dict[str, tuple[float, float]]:
+        """The metrics of an update, (sum, count) over all its tokens."""
+        return merge_metrics(part for part in _get(references) if part is not None)
+
+    # ------------------------------------------------------------------ weights
+
+    def connect_sender(self, host: str, port: int, world_size: int) -> list[Any]:
+        return [self._actors[0].connect_sender.remote(host, port, world_size)]
+
+    def send_weights(self) -> list[Any]:
+        """Start sending the weights to the engines; returns Ray references."""
+        return [actor.send_weights.remote(self.manifest) for actor in self._actors]
+
+    def export(self, folder: str) -> None:
+        """Write the weights as a Hugging Face folder."""
+        self._all("export", folder)
+
+    def save(self, folder: str) -> None:
+        """Weights and optimizer state into an existing, empty folder."""
+        self._all("save", folder)
+
+    def load(self, folder: str) -> None:
+        self._all("load", folder)
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """The last update's gradients by Hugging Face name (for tests and checks of a layout)."""
+        return self._all("gradients")[0]
+
+    def shutdown(self) -> None:
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            ray.kill(actor)
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return _get([getattr(actor, method).remote(*arguments) for actor in self._actors])
+
+
+def _get(references: list[Any]) -> list[Any]:
+    """All results. The first failure of any rank is raised at once: the others may wait for the failed one for ever."""
+    pending = list(references)
+    while pending:
+        ready, pending = ray.wait(pending, num_returns=1)
+        ray.get(ready)
+    return ray.get(references)
+
+
+def _with_threads(config: RankConfig, threads: int) -> RankConfig:
+    from dataclasses import replace
+
+    return replace(config, threads=threads)
+
+
+def rank_config(
+    *, model_path: str, pad_vocab_to: int, training: Any, objective: dict[str, Any], temperature: float, seed: int
+) -> RankConfig:
+    """The ranks' configuration from recipe sections, checked against the model. InputError if the layout does not fit it."""
+    shape = read_model_shape(model_path)
+    check_layout(shape, tensor=training.layout.tensor, pipeline=training.layout.pipeline, source=model_path)
+    return RankConfig(
+        model_path=model_path,
+        shape=shape,
+        pad_vocab_to=pad_vocab_to,
+        layout=training.layout,
+        bf16=training.precision == "bf16",
+        optimizer=training.optimizer,
+        objective=objective,
+        temperature=temperature,
+        seed=seed,
+        threads=training.threads_per_rank,
+    )
