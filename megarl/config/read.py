@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import yaml
-
 from megarl.errors import InputError
 
 MAX_DEPTH = 32

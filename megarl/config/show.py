@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-
 from megarl.config import fields
 from megarl.config.load import Loaded, plain
 from megarl.config.read import add_scalar_rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,94 +14,19 @@ from megarl.config.load import Loaded, load_recipe
 from megarl.config.recipe import Recipe
 from megarl.config.show import to_yaml
 from megarl.errors import InputError
+from megarl.loop.inputs import Inputs, engine_threads
 from megarl.loop.rollouts import JudgedRollouts
 from megarl.loop.stopping import StopRequest
-from megarl.objectives import make_objective
 from megarl.observe.ledger import Ledger
 from megarl.observe.metrics import MetricsWriter, read_metrics
 from megarl.observe.progress import Progress
 from megarl.observe.run_folder import RunFolder, step_of
 from megarl.platform.rollout_env import ray_cluster
-from megarl.rollout.engine import EngineConfig
 from megarl.rollout.fleet import Fleet
-from megarl.rollout.response import Response
-from megarl.rollout.sampling import Sampling
-from megarl.tasks.dataset import read_examples
-from megarl.tasks.prompts import Prompt, eos_token_ids, load_tokenizer, tokenize
-from megarl.tasks.stream import PromptStream
-from megarl.tasks.verifiers import check_examples, judge, make_verifier
-from megarl.training.trainer import Trainer, rank_config
+from megarl.training.trainer import Trainer
 
 # What a resumed run may not change: the steps before the checkpoint would have been others.
 _FIXED_ON_RESUME = ("seed", "model", "data.train", "data.chat", "data.shuffle", "rollout.prompts_per_step", "rollout.responses_per_prompt")
-
-
-class Inputs:
-    """Everything a recipe names, read and checked before anything is started: the wrong input costs seconds, not a cluster's start."""
-
-    def __init__(self, recipe: Recipe):
-        self.recipe = recipe
-        self.objective = make_objective(recipe.objective)
-        if self.objective.uses_value_model:
-            raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
-        self.verifier = make_verifier(recipe.verifier.name, recipe.verifier.args)
-        self.rank_config = rank_config(
-            model_path=recipe.model.path,
-            pad_vocab_to=recipe.model.pad_vocab_to_multiple_of,
-            training=recipe.training,
-            objective=recipe.objective,
-            temperature=recipe.rollout.temperature,
-            seed=recipe.seed,
-        )
-        self.tokenizer = load_tokenizer(recipe.model.path)
-        self.stop_token_ids = eos_token_ids(recipe.model.path)
-        self.dropped: dict[str, int] = {}
-        self.stream = PromptStream(self._prompts(recipe.data.train), recipe.seed, recipe.data.shuffle)
-        self.stream.check_batch(recipe.rollout.prompts_per_step)
-        self.evaluation = {name: self._prompts(path)[: recipe.evaluation.max_prompts] for name, path in recipe.data.evaluation.items()}
-        self._check_lengths()
-
-    def _prompts(self, path: str) -> list[Prompt]:
-        data = self.recipe.data
-        examples = read_examples(path)
-        check_examples(self.recipe.verifier.name, examples)
-        prompts, self.dropped[path] = tokenize(examples, self.tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)
-        return prompts
-
-    def _check_lengths(self) -> None:
-        shape, rollout = self.rank_config.shape, self.recipe.rollout
-        if self.longest > shape.max_positions:
-            raise InputError(
-                f"data.max_prompt_length {self.recipe.data.max_prompt_length} + rollout.max_response_length {rollout.max_response_length} "
-                f"= {self.longest} tokens; the model in {self.recipe.model.path} has {shape.max_positions} positions."
-            )
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest possible sequence."""
-        return self.recipe.data.max_prompt_length + self.recipe.rollout.max_response_length
-
-    def engine_config(self) -> EngineConfig:
-        rollout = self.recipe.rollout
-        return EngineConfig(
-            model=os.path.abspath(self.recipe.model.path),
-            max_model_len=self.longest,
-            max_num_seqs=rollout.max_concurrent_sequences,
-            dtype=rollout.dtype,
-            tensor_parallel=rollout.tensor_parallel,
-            prefix_caching=rollout.prefix_caching,
-            kv_cache_bytes=None if rollout.kv_cache_mib is None else rollout.kv_cache_mib << 20,
-            gpu_memory_fraction=rollout.gpu_memory_fraction,
-        )
-
-    def sampling(self, temperature: float) -> Sampling:
-        return Sampling(temperature, self.recipe.rollout.max_response_length, self.stop_token_ids)
-
-    def judge(self, prompts: Sequence[Prompt], responses: list[Response], first: int = 0) -> JudgedRollouts:
-        """Decode and verify the responses to `prompts`, whose indices begin at `first`. A verifier sees text without special tokens."""
-        texts = self.tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
-        examples = [prompts[response.prompt_index - first].example for response in responses]
-        return JudgedRollouts(prompts, responses, texts, judge(self.verifier, texts, examples), first)
 
 
 class Run:
@@ -187,7 +112,7 @@ class Run:
         stack.enter_context(ray_cluster())
         # Ray has its own idea of SIGTERM; ours must be the last one installed.
         self.stop.listen()
-        self.fleet = Fleet.start(self.inputs.engine_config(), recipe.rollout.engines, threads=self._engine_threads(), wait=False)
+        self.fleet = Fleet.start(self.inputs.engine_config(), recipe.rollout.engines, threads=engine_threads(recipe), wait=False)
         stack.callback(self.fleet.shutdown)
         self.trainer = Trainer.start(self.inputs.rank_config, max_tokens=recipe.training.micro_batch_tokens, wait=False)
         stack.callback(self.trainer.shutdown)
@@ -198,9 +123,6 @@ class Run:
             self.trainer.load(str(checkpoint / "megatron"))
             self.sync_weights(version=self.step)
         self.progress.stage("ready")
-
-    def _engine_threads(self) -> int:
-        return max(1, (os.cpu_count() or 1) // self.recipe.rollout.engines) if not self.recipe.rollout.overlap_training else 1
 
     def sync_weights(self, version: int) -> None:
         """Give the engines the trainer's weights; their version is the number of the step that made them."""

@@ -46,7 +46,9 @@ class Demonstrations:
         examples = read_examples(path)
         without = next((example.id for example in examples if not example.demonstrations), None)
         if without is not None:
-            raise InputError(f'{path}: example "{without}" has no `demonstrations`; the supervised warm-up needs a list of worked responses.')
+            raise InputError(
+                f'{path}: example "{without}" has no `demonstrations`; the supervised warm-up needs a list of worked responses.'
+            )
         prompts, self.dropped = tokenize(examples, tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)
         self.stream = PromptStream(prompts, recipe.seed, data.shuffle)
         self._seed, self._tokenizer, self._end = recipe.seed, tokenizer, end
@@ -94,7 +96,9 @@ def run(loaded: Loaded[SftRecipe]) -> int:
     )
     longest = recipe.data.max_prompt_length + max(len(data._encode(t)) for p in data.stream.prompts for t in p.example.demonstrations)
     if longest > config.shape.max_positions:
-        raise InputError(f"{recipe.data.train}: prompts and demonstrations of up to {longest} tokens; the model has {config.shape.max_positions} positions.")
+        raise InputError(
+            f"{recipe.data.train}: prompts and demonstrations of up to {longest} tokens; the model has {config.shape.max_positions} positions."
+        )
     progress = Progress(recipe.training.steps)
     with RunFolder.create(recipe.output) as folder, StopRequest(progress.stage) as stop:
         folder.write_recipe(to_yaml(recipe))

@@ -38,5 +38,3 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
         self._announce(f"{self.signal.name}: stopping after this step, with a checkpoint (once more: at once)")
-
-

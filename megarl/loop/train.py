@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from megarl.config.load import Loaded
 from megarl.config.recipe import Recipe

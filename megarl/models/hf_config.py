@@ -66,7 +66,9 @@ def read_model_shape(folder: str | Path) -> ModelShape:
     if family not in _FAMILIES:
         raise InputError(f"{path}: model_type {family!r} is not supported; supported: {', '.join(_FAMILIES)}.")
     theta, scaling = _rope(config, path)
-    missing = [key for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size") if key not in config]
+    missing = [
+        key for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size") if key not in config
+    ]
     if missing:
         raise InputError(f"{path}: lacks {', '.join(missing)}.")
     _refuse_variants(config, family, path)

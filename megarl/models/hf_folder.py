@@ -17,7 +17,9 @@ SHARD_BYTES = 4 << 30
 _COPIED = (".json", ".jinja", ".model", ".txt", ".md")
 
 
-def write_hf_folder(tensors: Iterable[tuple[str, torch.Tensor]], *, source: str | Path, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+def write_hf_folder(
+    tensors: Iterable[tuple[str, torch.Tensor]], *, source: str | Path, folder: Path, shard_bytes: int = SHARD_BYTES
+) -> None:
     """Write streamed weights with the other files of `source`. The folder appears complete or not at all; one of that name is replaced.
 
     At most `shard_bytes` (or one tensor) are held in memory.

@@ -51,5 +51,3 @@ class CoreAttention(MegatronModule):
         if bounds[-1] < query.shape[0]:
             outs.append(torch.zeros_like(query[bounds[-1] :]))
         return torch.cat(outs).flatten(1)
-
-

@@ -22,9 +22,7 @@ import warnings
 import torch
 
 _CPU = torch.device("cpu")
-_FACTORIES = (
-    "empty zeros ones full tensor arange rand randn empty_like zeros_like ones_like full_like as_tensor linspace eye".split()
-)
+_FACTORIES = ["empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "empty_like", "zeros_like", "ones_like", "full_like", "as_tensor", "linspace", "eye"]
 _installed = False
 
 

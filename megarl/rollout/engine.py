@@ -114,9 +114,10 @@ class RolloutEngine:
         self._llm: Any = self._thread.submit(self._create, on_gpu).result()
 
     def _create(self, on_gpu: bool) -> Any:
-        import megarl.rollout.weight_receiver  # noqa: F401  registers the backend
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
+
+        import megarl.rollout.weight_receiver  # noqa: F401  registers the backend
 
         llm = LLMEngine.from_engine_args(EngineArgs(**engine_args(self._config, on_gpu)))
         llm.set_weight_version(str(self._version))

@@ -125,7 +125,7 @@ def make_countdown(format: AnswerFormat = "tagged", format_reward: float = 0.1, 
     Verdicts: `ok` with reward 1; `wrong` with `format_reward`, or with 0 if it does not use exactly the given numbers; `unparseable`
     with 0 if there is no answer or it is not an expression.
     """
-    check_format(format)
+    check_format(format, ("tagged", "plain"))
     is_number = isinstance(format_reward, (int, float)) and not isinstance(format_reward, bool)
     if not is_number or not math.isfinite(format_reward) or not 0 <= format_reward < 1:
         raise InputError(f"verifier.args: format_reward must be a number from 0 to below 1, got {format_reward!r}")

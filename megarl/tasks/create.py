@@ -216,11 +216,11 @@ FRUITLESS_ATTEMPTS = 50
 
 
 def _reasoning_gym(dataset: str, seed: int, options: dict[str, str]) -> Split:
-    """Options beside the data set's own settings: `size` (training lines, 1000), `heldout` (200), `prompt` and `shots` (0).
+    """Options beside the data set's own settings: `size` (training lines, 1000), `heldout` (200), `prompt`, `shots` (0), `reply`.
 
     `prompt` is the user's message, with {question} or a field of the entry's metadata, such as chain_sum's {expression}, in braces.
-    `shots`: so many solved questions come before it as turns of the chat; they are the same in all lines, and in neither file. The answers
-    in them are tagged if the prompt asks for <answer>.
+    `shots`: so many solved questions come before it as turns of the chat; they are the same in all lines, and in neither file. `reply` is
+    how they are answered, with {answer} or any field; by default the answer alone, tagged if the prompt asks for <answer>.
     """
     from megarl.tasks import reasoning_gym
 
@@ -228,6 +228,7 @@ def _reasoning_gym(dataset: str, seed: int, options: dict[str, str]) -> Split:
     size, heldout_size = _whole(options, "size", 1000), _whole(options, "heldout", 200)
     shots = _whole(options, "shots", 0, least=0)
     template = options.pop("prompt", TEMPLATE)
+    reply = options.pop("reply", "<answer>{answer}</answer>" if "<answer>" in template else "{answer}")
     if "seed" in options:
         raise InputError(f"task {task}: the seed is an argument of the command, not an option")
     config = {key: _parse(text) for key, text in options.items()}
@@ -237,8 +238,7 @@ def _reasoning_gym(dataset: str, seed: int, options: dict[str, str]) -> Split:
     train = _entries(task, config, random.Random(seed).randrange(HELDOUT_SEED // 2), size, seen)
     before: list[dict[str, str]] = []
     for entry in fixed[heldout_size:]:
-        answer = f"<answer>{entry['answer']}</answer>" if "<answer>" in template else entry["answer"]
-        before += [{"role": "user", "content": _fill(template, entry, task)}, {"role": "assistant", "content": answer}]
+        before += [{"role": "user", "content": _fill(template, entry, task)}, {"role": "assistant", "content": _fill(reply, entry, task)}]
 
     def row(entry: Row) -> Row:
         metadata = {"dataset": dataset, "entry": entry} | ({"config": config} if config else {})
@@ -286,11 +286,11 @@ def _entries(task: str, config: dict[str, Any], first_seed: int, count: int, see
 
 def _fill(template: str, entry: Row, task: str) -> str:
     """The template with each {field} replaced; other braces stay."""
-    fields = {"question": entry["question"].rstrip()} | {key: value for key, value in entry["metadata"].items() if key.isidentifier()}
+    fields = entry["metadata"] | {"question": entry["question"].rstrip(), "answer": entry["answer"]}
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in fields:
-            raise InputError(f"option prompt: {task} has no field {match[0]}{nearest(match[1], fields)}")
+            raise InputError(f'"{template}": {task} has no field {match[0]}{nearest(match[1], fields)}')
         return str(fields[match[1]])
 
     return re.sub(r"\{(\w+)\}", value, template)

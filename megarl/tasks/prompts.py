@@ -115,10 +115,14 @@ def _encode(example: Example, tokenizer: PreTrainedTokenizerBase, chat: bool) ->
         token_ids = list(tokenizer(text, add_special_tokens=not rendered)["input_ids"])
     except Exception as error:  # tokenizers raises bare Exception, for one for a character that it has no token for
         raise InputError(f'example "{example.id}": the tokenizer refuses its prompt ({_reason(error)})') from None
-    eos = tokenizer.eos_token
-    if not rendered and eos is not None and token_ids and token_ids[-1] == tokenizer.eos_token_id and not text.endswith(eos):
+    if not rendered and _appends_eos(tokenizer):
         token_ids.pop()
     return text, token_ids
+
+
+def _appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    eos = tokenizer.eos_token_id
+    return eos is not None and tokenizer("")["input_ids"][-1:] == [eos] and eos != tokenizer.bos_token_id
 
 
 def _render(example: Example, tokenizer: PreTrainedTokenizerBase) -> str:

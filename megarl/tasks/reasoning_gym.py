@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 from megarl.errors import InputError
 from megarl.tasks.dataset import Example
@@ -19,16 +19,18 @@ from megarl.tasks.verdict import Verdict
 from megarl.tasks.verifiers import Verifier
 
 RUNS_CODE = frozenset(
-    "binary_matrix bitwise_arithmetic codeio composite countdown intermediate_integration n_queens number_sorting "
-    "polynomial_multiplication puzzle24 simple_integration spiral_matrix string_insertion".split()
+    ["binary_matrix", "bitwise_arithmetic", "codeio", "composite", "countdown", "intermediate_integration", "n_queens", "number_sorting", "polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix", "string_insertion"]
 )
 """Data sets that pass a model's answer, or text of the data file, to eval, exec or sympy's parser (`composite` can reach all of them):
 any program could be in it, so they are refused."""
 
 
 def make_reasoning_gym(format: AnswerFormat = "tagged") -> Verifier:
-    """The verifier `reasoning_gym`: the reward is the scorer's score, `ok` is a score of 1. `format` as in `countdown`."""
-    check_format(format)
+    """The verifier `reasoning_gym`: the reward is the scorer's score, `ok` is a score of 1.
+
+    format: `tagged` (the last <answer>...</answer>), `plain` (the whole response) or `last_number` (in it).
+   """
+    check_format(format, get_args(AnswerFormat))
 
     def verify(response: str, example: Example) -> Verdict:
         name, entry, config = read_task(example)

@@ -9,7 +9,11 @@ import torch
 from megarl.models.policy import unwrap
 
 # Distributed-optimizer shards are written by parameter, so that any other layout can read them.
-_METADATA = {"distrib_optim_sharding_type": "fully_sharded_model_space", "chained_optim_avoid_prefix": True, "singleton_local_shards": False}
+_METADATA = {
+    "distrib_optim_sharding_type": "fully_sharded_model_space",
+    "chained_optim_avoid_prefix": True,
+    "singleton_local_shards": False,
+}
 
 
 def _state(model: torch.nn.Module, optimizer: Any, is_loading: bool) -> dict[str, Any]:
@@ -20,8 +24,14 @@ def _state(model: torch.nn.Module, optimizer: Any, is_loading: bool) -> dict[str
 
 def save(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
     """Save into an existing, empty folder. A collective of all ranks; complete when it has returned on all of them."""
-    from megatron.core import dist_checkpointing
+    import queue
 
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    # Results of a synchronous save are passed within this process. Megatron would start a manager process for them, which imports
+    # everything anew and outlives a rank that is killed.
+    filesystem_async._results_queue = queue.Queue()
     dist_checkpointing.save(_state(model, optimizer, is_loading=False), folder)
 
 

@@ -10,7 +10,9 @@ import torch.distributed as dist
 from megarl import platform
 
 
-def initialize(rank: int, world_size: int, address: str, port: int, *, tensor: int, pipeline: int, seed: int, timeout_s: int = 1800) -> None:
+def initialize(
+    rank: int, world_size: int, address: str, port: int, *, tensor: int, pipeline: int, seed: int, timeout_s: int = 1800
+) -> None:
     """Join the process group and set up Megatron's parallel state. Data-parallel size is what is left of `world_size`."""
     platform.prepare_megatron()
     from megatron.core import parallel_state

@@ -57,9 +57,7 @@ class TrainingRank:
         config, layout = self.config, self.config.layout
         if config.threads is not None:
             platform.use_threads(config.threads)
-        parallel.initialize(
-            self.rank, layout.world_size, host, port, tensor=layout.tensor, pipeline=layout.pipeline, seed=config.seed
-        )
+        parallel.initialize(self.rank, layout.world_size, host, port, tensor=layout.tensor, pipeline=layout.pipeline, seed=config.seed)
         from megatron.core import parallel_state
 
         from megarl.models.hf_weights import HFExporter, HFTensors, load_hf_weights
@@ -118,7 +116,13 @@ class TrainingRank:
         }
 
     def update(
-        self, sequences: Sequences, update: Update, plan: Plan, rate: float, objective_state: tuple[int, float | None], measure_mismatch: bool
+        self,
+        sequences: Sequences,
+        update: Update,
+        plan: Plan,
+        rate: float,
+        objective_state: tuple[int, float | None],
+        measure_mismatch: bool,
     ) -> dict[str, tuple[float, float]] | None:
         """One optimizer update. Returns metrics as (sum, count) over this data rank's tokens, and the gradient norm.
 

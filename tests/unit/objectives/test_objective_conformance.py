@@ -123,3 +123,10 @@ def test_a_file_that_holds_no_cases_is_refused(tmp_path, content):
         file.write_text(content)
     with pytest.raises(InputError, match=str(file)):
         main([str(file)], False)
+
+
+def test_the_documented_example_is_right():
+    text = (DATA.parents[2] / "docs" / "methods.md").read_text()
+    example = text.split("```json\n")[1].split("```")[0]
+    result = run_case(json.loads(example))
+    assert result.ok, result.message

@@ -131,7 +131,7 @@ def test_no_or_bad_eos_is_refused(tmp_path):
 def test_reading_data_and_judging_needs_no_heavy_package():
     code = (
         "import sys; import megarl.tasks.prompts, megarl.tasks.stream, megarl.tasks.countdown, megarl.tasks.create, megarl.evaluation.metrics; "
-        "sys.exit(', '.join({'torch', 'transformers', 'vllm', 'ray', 'megatron', 'reasoning_gym', 'sympy', 'pyarrow'} & set(sys.modules)))"
+        "sys.exit(', '.join({'torch', 'transformers', 'vllm', 'ray', 'megatron', 'reasoning_gym', 'sympy', 'pyarrow'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

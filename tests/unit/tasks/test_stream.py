@@ -27,7 +27,7 @@ def runs(draw):
     return count, draw(st.integers(0, 5)), draw(st.booleans()), draw(st.lists(st.integers(0, count), min_size=1, max_size=25))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(runs())
 def test_each_prompt_once_per_epoch_and_never_twice_in_a_take(run):
     count, seed, shuffle, sizes = run
@@ -43,7 +43,7 @@ def test_each_prompt_once_per_epoch_and_never_twice_in_a_take(run):
         assert len(set(epoch)) == len(epoch)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(runs(), st.data())
 def test_resume_from_any_position_gives_the_same_prompts(run, data):
     count, seed, shuffle, sizes = run

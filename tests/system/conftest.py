@@ -1,0 +1,57 @@
+"""A warmed-up quick-start model and its data, made by the commands that the quick start uses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "yaml" / "quickstart.yaml"
+
+
+def megarl(*arguments, check=0, **options):
+    """Run the command line as a user does; the exit code must be `check`."""
+    command = [sys.executable, "-m", "megarl", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=ROOT, **options)
+    assert done.returncode == check, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """Folder with data/ and model/: 150 steps of supervised warm-up."""
+    folder = tmp_path_factory.mktemp("warm")
+    megarl("create", "model", "tiny-qwen3", "--output", folder / "start")
+    megarl("create", "data", "countdown-tiny", "--output", folder / "data")
+    settings = {
+        "output": folder / "sft",
+        "model.path": folder / "start",
+        "data.train": folder / "data/train.jsonl",
+        "training.steps": 150,
+        "training.threads_per_rank": 1,
+    }
+    megarl("sft", ROOT / "yaml/quickstart_sft.yaml", *overrides(settings))
+    os.rename(folder / "sft/model", folder / "model")
+    return folder
+
+
+def overrides(settings):
+    return [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
+
+
+@pytest.fixture(scope="session")
+def settings(warm):
+    """Overrides that make the quick start a run of 5 short steps on the warm model."""
+    return {
+        "model.path": warm / "model",
+        "data.train": warm / "data/train.jsonl",
+        "data.evaluation.countdown": warm / "data/heldout.jsonl",
+        "rollout.prompts_per_step": 16,
+        "training.steps": 5,
+        "training.minibatches": 2,
+        "training.threads_per_rank": 1,
+        "evaluation.every": 5,
+        "evaluation.max_prompts": 32,
+    }
