@@ -7,20 +7,18 @@ follow it. Megatron interleaves query, key and value by group of heads, and stac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from safetensors import safe_open
 
 from megarl.errors import InputError
 from megarl.models.hf_config import ModelShape
+from megarl.models.hf_tensors import hf_shapes
 from megarl.models.policy import unwrap
 
 
@@ -104,33 +102,6 @@ def _to_hf(rule: _Rule, parts: list[torch.Tensor], shape: ModelShape) -> list[to
     return [parts[0]]
 
 
-class HFTensors:
-    """Random access to the tensors of a Hugging Face folder, whether in one file or many."""
-
-    def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
-        index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            self.files = json.loads(index.read_text())["weight_map"]
-        elif (self.folder / "model.safetensors").is_file():
-            with safe_open(self.folder / "model.safetensors", "pt") as file:
-                self.files = dict.fromkeys(file.keys(), "model.safetensors")
-        else:
-            raise InputError(f"{self.folder}: has no weights (model.safetensors, or model.safetensors.index.json with its files).")
-        lost = sorted({name for name in self.files.values() if not (self.folder / name).is_file()})
-        if lost:
-            raise InputError(f"{self.folder}: model.safetensors.index.json names files that are not there: {', '.join(lost)}.")
-        self._open: dict[str, object] = {}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self.files:
-            raise InputError(f"{self.folder}: the weights have no tensor {name}.")
-        file = self.files[name]
-        if file not in self._open:
-            self._open[file] = safe_open(self.folder / file, "pt")
-        return self._open[file].get_tensor(name)
-
-
 def _parameters(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[torch.nn.Parameter, _Rule]]:
     inner = unwrap(model)
     first_layer = get_transformer_layer_offset(inner.config)
@@ -160,33 +131,6 @@ def load_hf_weights(model: torch.nn.Module, shape: ModelShape, tensors) -> None:
             shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in zip(rule.names, whole, strict=True))
             raise InputError(f"{getattr(tensors, 'folder', 'weights')}: {shapes} does not fit the sizes in config.json.")
         parameter.copy_(part)
-
-
-def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a Hugging Face folder of this shape."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    names: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, shape.hidden)}
-    for layer in range(shape.layers):
-        prefix = f"model.layers.{layer}."
-        names |= {
-            f"{prefix}input_layernorm.weight": (shape.hidden,),
-            f"{prefix}self_attn.q_proj.weight": (q, shape.hidden),
-            f"{prefix}self_attn.k_proj.weight": (kv, shape.hidden),
-            f"{prefix}self_attn.v_proj.weight": (kv, shape.hidden),
-            f"{prefix}self_attn.o_proj.weight": (shape.hidden, q),
-            f"{prefix}post_attention_layernorm.weight": (shape.hidden,),
-            f"{prefix}mlp.gate_proj.weight": (shape.ffn, shape.hidden),
-            f"{prefix}mlp.up_proj.weight": (shape.ffn, shape.hidden),
-            f"{prefix}mlp.down_proj.weight": (shape.hidden, shape.ffn),
-        }
-        if shape.qkv_bias:
-            names |= {f"{prefix}self_attn.{x}_proj.bias": (q if x == "q" else kv,) for x in "qkv"}
-        if shape.qk_norm:
-            names |= {f"{prefix}self_attn.{x}_norm.weight": (shape.head_dim,) for x in "qk"}
-    names["model.norm.weight"] = (shape.hidden,)
-    if not shape.tied:
-        names["lm_head.weight"] = (shape.vocab_size, shape.hidden)
-    return names
 
 
 class HFExporter:

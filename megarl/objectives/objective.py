@@ -82,6 +82,13 @@ class Prepared(_Movable):
         return len(self.group)
 
 
+PER_TOKEN = (
+    "sequence", "mask", "surrogate_mask", "term_mask", "advantages", "weights", "old_logp", "rollout_logp", "ref_logp", "old_values",
+    "value_targets", "nll_mask",
+)  # fmt: skip
+"""The fields of `Prepared` that have one entry per token."""
+
+
 @dataclass
 class Update(_Movable):
     """One mini-batch: its responses and the scales that its denominators give, [N] each unless said otherwise."""
@@ -102,6 +109,15 @@ class Update(_Movable):
         chosen = torch.zeros_like(self.in_update)
         chosen[self.responses if responses is None else responses] = True
         return chosen[self.prepared.sequence].nonzero().squeeze(1)
+
+    def select(self, responses: Tensor) -> Update:
+        """The same update with the tokens of `responses` only, for a rank that holds no others; scales and denominators stay.
+
+        Token positions are then those among the selected tokens; numbers of responses and groups do not change.
+        """
+        index, prepared = self.token_index(responses), self.prepared
+        cut = {name: value[index] for name in PER_TOKEN if (value := getattr(prepared, name)) is not None}
+        return replace(self, prepared=replace(prepared, **cut), responses=responses, active=prepared.signal[responses])
 
 
 @dataclass
@@ -176,7 +192,7 @@ def _imported(path: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         part = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the user's module raises
         raise InputError(f"objective `{path}` cannot be imported: {error}; expected package.module:factory on the Python path") from error
     if not (isinstance(part, Composition) or callable(part)):
         raise InputError(f"objective `{path}` is {type(part).__name__}; expected a Composition or a function")

@@ -110,12 +110,14 @@ def tiny_instances() -> tuple[dict[Instance, list[str]], dict[tuple[int, ...], l
     solutions: dict[Instance, list[str]] = {}
     expressions: dict[tuple[int, ...], list[str]] = {}
     for numbers in itertools.combinations_with_replacement(TINY_NUMBERS, 3):
-        orders = sorted(set(itertools.permutations(numbers)))
-        expressions[numbers] = sorted(f"{a}{x}{b}{y}{c}" for a, b, c in orders for x in "+-" for y in "+-")
+        values: dict[str, int] = {}
+        for a, b, c in itertools.permutations(numbers):
+            for x, y in itertools.product((1, -1), repeat=2):
+                values[f"{a}{'+' if x > 0 else '-'}{b}{'+' if y > 0 else '-'}{c}"] = a + x * b + y * c
+        expressions[numbers] = sorted(values)
         for expression in expressions[numbers]:
-            value = evaluate_expression(expression)[0]
-            if value in TINY_TARGETS and value != sum(numbers):
-                solutions.setdefault((numbers, int(value)), []).append(expression)
+            if values[expression] in TINY_TARGETS and values[expression] != sum(numbers):
+                solutions.setdefault((numbers, values[expression]), []).append(expression)
     return solutions, expressions
 
 

@@ -60,7 +60,8 @@ class TrainingRank:
         parallel.initialize(self.rank, layout.world_size, host, port, tensor=layout.tensor, pipeline=layout.pipeline, seed=config.seed)
         from megatron.core import parallel_state
 
-        from megarl.models.hf_weights import HFExporter, HFTensors, load_hf_weights
+        from megarl.models.hf_tensors import HFTensors
+        from megarl.models.hf_weights import HFExporter, load_hf_weights
         from megarl.models.policy import ParallelLayout, build_policy
         from megarl.objectives import make_objective
         from megarl.training.optimizer import build_optimizer

@@ -11,6 +11,7 @@ import ray
 
 from megarl.errors import InputError
 from megarl.models.hf_config import check_layout, read_model_shape
+from megarl.models.hf_tensors import check_weights
 from megarl.objectives import Update
 from megarl.platform.device import rank_environment, rank_resources
 from megarl.sync.manifest import Manifest
@@ -154,6 +155,7 @@ def rank_config(
     """The ranks' configuration from recipe sections, checked against the model. InputError if the layout does not fit it."""
     shape = read_model_shape(model_path)
     check_layout(shape, tensor=training.layout.tensor, pipeline=training.layout.pipeline, source=model_path)
+    check_weights(model_path, shape)
     return RankConfig(
         model_path=model_path,
         shape=shape,

@@ -159,6 +159,25 @@ def test_single_precision_agrees_with_double(spec):
     assert grad16.dtype == torch.bfloat16 and bool(grad16.isfinite().all())
 
 
+@pytest.mark.parametrize("spec", VARIANTS, ids=variant_id)
+def test_ranks_may_hold_their_own_responses_only(spec):
+    """Data-parallel ranks with the tokens of their groups: the sum of their losses and gradients is that of the whole update."""
+    objective, batch = make_objective(spec), batch_for(spec, 9)
+    update = objective.begin_update(objective.prepare(batch))
+    whole = run(objective, update, batch, [torch.arange(batch.num_tokens)], shared_scalars=True)
+    loss, grad = 0.0, torch.zeros_like(batch.logp)
+    for rank in range(2):
+        mine = (batch.group % 2 == rank).nonzero().squeeze(1)
+        part, index = update.select(mine), update.token_index(mine)
+        tokens = part.token_index()
+        assert len(tokens) == len(part.prepared.sequence) == len(index)
+        logp = batch.logp[index].clone().requires_grad_()
+        out = objective.loss(part, tokens, logp, entropy=batch.entropy[index])
+        out.loss.backward()
+        loss, grad[index] = loss + out.loss.item(), logp.grad
+    assert loss == pytest.approx(whole[0], abs=1e-12) and torch.allclose(grad, whole[2][0], atol=1e-12)
+
+
 def test_without_old_log_probs_the_update_is_on_policy():
     """The first update of a batch needs no forward pass of its own: the log-probs given are the old ones, and the ratio is exactly 1."""
     for spec in VARIANTS:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from decimal import Decimal
 
 import pytest
 import reasoning_gym as package
@@ -38,12 +39,11 @@ def test_the_reward_is_the_scorers_score():
 
 
 def test_the_scorer_knows_the_settings_of_the_data():
-    """decimal_arithmetic judges by the precision of its settings, which the default ones do not have."""
-    config = {"precision": 9, "max_num_decimal_places": 9, "min_num_decimal_places": 9}
-    sample = example("decimal_arithmetic", config)
+    """decimal_arithmetic allows an error of one unit of the last decimal place of its settings (default: 3 places)."""
+    sample = example("decimal_arithmetic", {"min_num_decimal_places": 8, "max_num_decimal_places": 8, "precision": 16})
     verify = make_reasoning_gym()
     assert verify(f"<answer>{sample.answer}</answer>", sample).status == "ok"
-    close = sample.answer[:-1] + str((int(sample.answer[-1]) + 5) % 10)
+    close = str(Decimal(sample.answer) + Decimal("0.0001"))
     assert verify(f"<answer>{close}</answer>", sample).status == "wrong"
     without = Example("e", "p", sample.answer, {key: sample.metadata[key] for key in ("dataset", "entry")})
     assert verify(f"<answer>{close}</answer>", without).status == "ok"

@@ -1,0 +1,88 @@
+"""Whatever is wrong with the input: one message that names it, no traceback, exit code 2, nothing left behind, nothing started."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.system.conftest import QUICKSTART, megarl, overrides
+
+pytestmark = pytest.mark.system
+
+
+def lines(path, edit):
+    """A data file with its third line edited."""
+    content = path.read_text().splitlines()[:80]
+    content[2] = edit(content[2])
+    return "\n".join(content) + "\n"
+
+
+def without(key):
+    return lambda line: json.dumps({k: v for k, v in json.loads(line).items() if k != key})
+
+
+@pytest.mark.parametrize(
+    "key, content, said",
+    [
+        ("data.train", lambda path: lines(path, lambda line: line[:-5]), ":3"),
+        ("data.train", lambda path: lines(path, without("answer")), ":3"),
+        ("data.train", lambda path: lines(path, without("metadata")), "numbers"),
+        ("data.train", lambda path: "", "empty"),
+        ("data.evaluation.countdown", lambda path: lines(path, lambda line: "[1]"), ":3"),
+    ],
+)
+def test_data(settings, tmp_path, key, content, said):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(content(settings["data.train"]))
+    refused(settings | {key: bad}, tmp_path, str(bad) if said != "numbers" else said, said)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"training.layout.tensor": 3}, ["training.layout.tensor = 3", "4 attention heads"]),
+        ({"training.layout.pipeline": 3}, ["training.layout.pipeline = 3", "4 layers"]),
+        ({"training.lerning_rate": 1}, ["training.lerning_rate", "learning_rate"]),
+        ({"training.stesp": 1}, ["training.stesp", "training.steps"]),
+        ({"data.train": "nowhere.jsonl"}, ["nowhere.jsonl"]),
+        ({"model.path": "nowhere"}, ["nowhere"]),
+        ({"verifier.name": "cuontdown"}, ["cuontdown", "countdown"]),
+        ({"verifier.name": "no.such:function"}, ["no.such"]),
+        ({"verifier.args.fromat": "plain"}, ["fromat", "format"]),
+        ({"objective.name": "grpoo"}, ["grpoo", "grpo"]),
+        ({"objective.clip_hi": 0.2}, ["clip_hi", "clip_high"]),
+        ({"objective.name": "ppo"}, ["ppo", "value model"]),
+        ({"rollout.prompts_per_step": 100_000}, ["100000", "rollout.prompts_per_step"]),
+        ({"rollout.max_response_length": 1000}, ["128 positions", "rollout.max_response_length"]),
+        ({"data.max_prompt_length": 3}, ["data.max_prompt_length"]),
+        ({"rollout.temperature": 0}, ["rollout.temperature"]),
+        ({"training.steps": "many"}, ["training.steps"]),
+    ],
+)
+def test_recipe(settings, tmp_path, changes, said):
+    refused(settings | changes, tmp_path, *said)
+
+
+def test_a_model_folder_without_weights(settings, tmp_path):
+    shutil.copytree(settings["model.path"], tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    refused(settings | {"model.path": tmp_path / "model"}, tmp_path, str(tmp_path / "model"), "no weights")
+
+
+def test_a_model_folder_without_a_tokenizer(settings, tmp_path):
+    shutil.copytree(settings["model.path"], tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    refused(settings | {"model.path": tmp_path / "model"}, tmp_path, str(tmp_path / "model"), "tokenizer")
+
+
+@pytest.mark.parametrize("arguments", [("train",), ("train", "nowhere.yaml"), ("trian", "x"), ("report", "nowhere"), ("eval", QUICKSTART, "--model", "nowhere")])
+def test_command_line(arguments):
+    said = megarl(*arguments, check=2).stderr
+    assert "Traceback" not in said and said.strip()
+
+
+def refused(settings, tmp_path, *said):
+    before = sorted(tmp_path.rglob("*"))
+    message = megarl("train", QUICKSTART, *overrides({"output": tmp_path / "run", **settings}), check=2).stderr
+    assert "Traceback" not in message and message.startswith("megarl: error: ")
+    for text in said:
+        assert str(text) in message, message
+    assert sorted(tmp_path.rglob("*")) == before
