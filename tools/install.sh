@@ -25,15 +25,21 @@ if [ ! -e "$venv" ]; then
     "$python" -m venv "$venv"
 fi
 rm -f "$complete"
-echo "== installing $(grep -c '==' "$lock") packages from $lock (2.9 GB; some minutes)"
+total=$(grep -c '==' "$lock")
+echo "== installing $total packages from $lock (2.9 GB; some minutes)"
 # --no-deps: the lock is complete, and a resolver would add builds that break beside the CPU torch.
 # --no-compile: modules are compiled when they are first imported, which most never are.
+progress='
+    /^(Collecting|Processing)/ { if (++n % 30 == 0) print "   fetched " n " of " total }
+    /^Installing collected/    { print "   unpacking" }
+    /^(ERROR|error)/           { print > "/dev/stderr" }
+    { fflush() }'
 # shellcheck disable=SC2086
-"$venv/bin/python" -m pip install --quiet --no-deps --no-compile --disable-pip-version-check ${PIP_OPTIONS:-} -r "$lock" || {
+"$venv/bin/python" -m pip install --no-deps --no-compile --disable-pip-version-check ${PIP_OPTIONS:-} -r "$lock" 2>&1 | awk -v total="$total" "$progress" || {
     echo "error: the install failed. If pip found no torch of that version with +cpu, add PyTorch's CPU wheel index: make PIP_OPTIONS='--extra-index-url ...'" >&2
     exit 2
 }
-"$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --disable-pip-version-check -e .
+"$venv/bin/python" -m pip install -qq --no-deps --no-build-isolation --disable-pip-version-check -e .
 echo "== checking that it imports"
 "$venv/bin/python" -c 'import megarl.cli, ray, torch, transformers'
 echo "$wanted" > "$complete"

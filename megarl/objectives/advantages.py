@@ -102,8 +102,8 @@ def incorrect_only(scored: Scored) -> Estimate:
 
 def weighted_signs(scored: Scored) -> Estimate:
     """`positive_weight` on correct responses, -1 on incorrect ones: W-REINFORCE (2506.01347, eq. 9)."""
-    weight = scored.parameters["positive_weight"]
-    return _spread(scored, torch.where(scored.correct, weight, -1.0).double())
+    negative = -torch.ones_like(scored.reward)
+    return _spread(scored, torch.where(scored.correct, scored.parameters["positive_weight"], negative))
 
 
 def winners(scored: Scored) -> Estimate:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
+
+from megarl.platform import reaper
 from megarl.platform.device import has_gpu
 
 LOOPBACK = "127.0.0.1"
@@ -30,6 +35,7 @@ def engine_environment(threads: int = 1) -> dict[str, str]:
     return common | {
         "TORCHDYNAMO_DISABLE": "1",  # compiling takes longer than any run on a CPU gains from it
         "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while another process has their core make generation ten times slower
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" puts every engine on the first core
         "VLLM_HOST_IP": LOOPBACK,
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
@@ -45,7 +51,7 @@ def engine_resources(tensor_parallel: int) -> dict[str, Any]:
 def ray_cluster(object_store_mib: int = 128) -> Iterator[None]:
     """Join the Ray cluster at RAY_ADDRESS if that is set; else run one on this machine, bound to loopback, for the time of the block.
 
-    Ray's processes end with this one, however it ends: they ask the kernel to be told.
+    Ray's processes end with this one, however it ends: most ask the kernel to be told, a watching process takes care of the others.
     """
     import ray
     from ray._private import ray_constants
@@ -70,6 +76,7 @@ def ray_cluster(object_store_mib: int = 128) -> Iterator[None]:
     os.environ.update(settings)
     cluster_was_enabled, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # read when ray was imported
     folder = tempfile.mkdtemp(prefix="megarl-ray-")
+    watching = None
     try:
         ray.init(
             address="local",
@@ -80,9 +87,13 @@ def ray_cluster(object_store_mib: int = 128) -> Iterator[None]:
             _temp_dir=folder,
             **quiet,
         )
+        watching = _start_reaper(folder)
         yield
     finally:
         ray.shutdown()
+        if watching is not None:
+            watching.kill()
+            watching.wait()
         ray_constants.ENABLE_RAY_CLUSTER = cluster_was_enabled
         shutil.rmtree(folder, ignore_errors=True)
         for name, value in before.items():
@@ -90,3 +101,8 @@ def ray_cluster(object_store_mib: int = 128) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _start_reaper(folder: str) -> subprocess.Popen[bytes]:
+    processes = [f"{child.pid}:{reaper.start_time(child.pid)}" for child in psutil.Process().children(recursive=True)]
+    return subprocess.Popen([sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), folder, *processes], start_new_session=True)

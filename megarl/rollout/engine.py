@@ -213,6 +213,7 @@ class RolloutEngine:
                     flat_logprobs=True,
                     detokenize=False,
                     output_kind=RequestOutputKind.FINAL_ONLY,
+                    skip_clone=True,
                 )
                 self._llm.add_request(f"{number}/{request.prompt_index}/{sample}", prompt, parameters)
 

@@ -192,12 +192,15 @@ def _countdown_instances(rng: random.Random, seen: set[Instance]) -> Iterator[tu
         if key in seen:
             continue
         seen.add(key)
-        yield key, {
-            "prompt": COUNTDOWN_PROMPT.format(numbers=", ".join(map(str, numbers)), target=int(value)),
-            "answer": int(value),
-            "metadata": {"numbers": numbers},
-            "demonstrations": [f"<answer>{expression}</answer>"],
-        }
+        yield (
+            key,
+            {
+                "prompt": COUNTDOWN_PROMPT.format(numbers=", ".join(map(str, numbers)), target=int(value)),
+                "answer": int(value),
+                "metadata": {"numbers": numbers},
+                "demonstrations": [f"<answer>{expression}</answer>"],
+            },
+        )
 
 
 def _random_expression(numbers: list[int], rng: random.Random) -> str:

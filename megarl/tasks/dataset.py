@@ -1,7 +1,8 @@
 """Data files: one example per JSON line or Parquet row.
 
-An example is {"prompt": str | [{"role": str, "content": str}, ...], "answer": any JSON, "metadata": {...}, "id": str, "demonstrations": [str]};
-`prompt` and `answer` are required, null stands for "not given" in the other three. The id is "<file stem>:<line>" unless given.
+An example is {"prompt": str | [{"role": str, "content": str}, ...], "answer": any JSON, "metadata": {...}, "id": str,
+"demonstrations": [str]}; `prompt` and `answer` are required, null stands for "not given" in the other three. The id is
+"<file stem>:<line>" unless given.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def read_examples(path: str | Path) -> list[Example]:
         except RecursionError:
             raise InputError(f"{place}: nested too deeply") from None
         if example.id in seen:
-            raise InputError(f'{path}: {unit}s {seen[example.id]} and {number} have the same id "{example.id}"; ids must be unique in a file')
+            raise InputError(
+                f'{path}: {unit}s {seen[example.id]} and {number} have the same id "{example.id}"; ids must be unique in a file'
+            )
         seen[example.id] = number
         examples.append(example)
     if not examples:

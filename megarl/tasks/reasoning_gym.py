@@ -19,7 +19,21 @@ from megarl.tasks.verdict import Verdict
 from megarl.tasks.verifiers import Verifier
 
 RUNS_CODE = frozenset(
-    ["binary_matrix", "bitwise_arithmetic", "codeio", "composite", "countdown", "intermediate_integration", "n_queens", "number_sorting", "polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix", "string_insertion"]
+    [
+        "binary_matrix",
+        "bitwise_arithmetic",
+        "codeio",
+        "composite",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "number_sorting",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    ]
 )
 """Data sets that pass a model's answer, or text of the data file, to eval, exec or sympy's parser (`composite` can reach all of them):
 any program could be in it, so they are refused."""
@@ -29,7 +43,7 @@ def make_reasoning_gym(format: AnswerFormat = "tagged") -> Verifier:
     """The verifier `reasoning_gym`: the reward is the scorer's score, `ok` is a score of 1.
 
     format: `tagged` (the last <answer>...</answer>), `plain` (the whole response) or `last_number` (in it).
-   """
+    """
     check_format(format, get_args(AnswerFormat))
 
     def verify(response: str, example: Example) -> Verdict:

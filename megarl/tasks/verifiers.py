@@ -39,7 +39,9 @@ def make_verifier(name: str, args: dict[str, Any] | None = None) -> Verifier:
                 raise InputError(f'verifier.args: "{name}" has no argument "{key}"{nearest(key, known)}')
         return make(**args)
     if ":" not in name:
-        raise InputError(f'verifier.name: "{name}" is not known{nearest(name, BUILTIN)} Or give the import path of your own: package.module:function')
+        raise InputError(
+            f'verifier.name: "{name}" is not known{nearest(name, BUILTIN)} Or give the import path of your own: package.module:function'
+        )
     function = _import_function(name)
     try:
         inspect.signature(function).bind("", None, {}, **args)

@@ -119,7 +119,12 @@ FAULTS = [
         "None if low is None else 1 - low, None if high is None else 1 + high",
         "None if high is None else 1 - high, None if low is None else 1 + low",
     ),
-    Fault("dual clip on both signs", "ratios.py", "torch.where(advantage < 0, -dual * advantage, torch.inf)", "dual * advantage.abs()"),
+    Fault(
+        "dual clip on the other sign",
+        "ratios.py",
+        "torch.where(advantage < 0, -dual * advantage, torch.inf)",
+        "torch.where(advantage > 0, -dual * advantage, torch.inf)",
+    ),
     Fault("gradient through a clamped ratio", "ratios.py", "ratio, torch.where(clamped == log_ratio, ratio, 0.0)", "ratio, ratio"),
     Fault("sequence ratio clamped at 20", "ratios.py", "(-20.0, 10.0)", "(-20.0, 20.0)"),
     Fault("LPO clips in ratio space", "ratios.py", "math.log1p(-low)", "-low"),
@@ -287,12 +292,15 @@ def run_tests(folder: Path) -> None:
     os._exit(int(status))
 
 
-def finish(run: Run, status: int) -> tuple[bool, str]:
-    """Whether the tests failed, and the first one that did."""
+def finish(run: Run, status: int) -> tuple[str, str]:
+    """(`noticed`, `SURVIVED` or, if no test was reached, `BROKEN`; the first test that failed or what happened)."""
     output = (run.folder / "output").read_text()
     shutil.rmtree(run.folder)
     first = next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
-    return os.waitstatus_to_exitcode(status) != 0, first.split(" - ")[0].rpartition("::")[2] or first
+    if first:
+        return "noticed", first.split(" - ")[0].rpartition("::")[2] or first
+    code = os.waitstatus_to_exitcode(status)
+    return ("SURVIVED", "") if code == 0 else ("BROKEN", f"exit code {code}: {' '.join(output.split())[-200:]}")
 
 
 def try_all(faults: list[Fault], jobs: int) -> int:
@@ -310,9 +318,8 @@ def try_all(faults: list[Fault], jobs: int) -> int:
         if running:
             process, status = os.wait()
             run = running.pop(process)
-            noticed, test = finish(run, status)
-            bad += not noticed
-            verdict = "noticed" if noticed else "SURVIVED"
+            verdict, test = finish(run, status)
+            bad += verdict != "noticed"
             print(f"{verdict:8} {time.monotonic() - run.begun:5.0f} s  {run.fault.file:14} {run.fault.name:38} {test}", flush=True)
     return bad
 
@@ -325,8 +332,8 @@ def main() -> int:
     faults = [fault for fault in FAULTS if options.only in fault.name or options.only in fault.file]
     torch.set_num_threads(1)
     sound = start(None)
-    broken, test = finish(sound, os.waitpid(sound.process, 0)[1])
-    if broken:
+    verdict, test = finish(sound, os.waitpid(sound.process, 0)[1])
+    if verdict != "SURVIVED":
         print(f"the tests fail without any fault: {test}")
         return 1
     bad = try_all(faults, options.jobs)

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from megarl.cli import main
 from tests.system.conftest import QUICKSTART, megarl, overrides
 
 pytestmark = pytest.mark.system
@@ -24,17 +25,17 @@ def without(key):
 @pytest.mark.parametrize(
     "key, content, said",
     [
-        ("data.train", lambda path: lines(path, lambda line: line[:-5]), ":3"),
-        ("data.train", lambda path: lines(path, without("answer")), ":3"),
+        ("data.train", lambda path: lines(path, lambda line: line[:-5]), "line 3"),
+        ("data.train", lambda path: lines(path, without("answer")), "line 3"),
         ("data.train", lambda path: lines(path, without("metadata")), "numbers"),
-        ("data.train", lambda path: "", "empty"),
-        ("data.evaluation.countdown", lambda path: lines(path, lambda line: "[1]"), ":3"),
+        ("data.train", lambda path: "", "no examples"),
+        ("data.evaluation.countdown", lambda path: lines(path, lambda line: "[1]"), "line 3"),
     ],
 )
-def test_data(settings, tmp_path, key, content, said):
+def test_data(settings, tmp_path, capsys, key, content, said):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(content(settings["data.train"]))
-    refused(settings | {key: bad}, tmp_path, str(bad) if said != "numbers" else said, said)
+    refused(settings | {key: bad}, tmp_path, capsys, str(bad) if said != "numbers" else said, said)
 
 
 @pytest.mark.parametrize(
@@ -59,18 +60,18 @@ def test_data(settings, tmp_path, key, content, said):
         ({"training.steps": "many"}, ["training.steps"]),
     ],
 )
-def test_recipe(settings, tmp_path, changes, said):
-    refused(settings | changes, tmp_path, *said)
+def test_recipe(settings, tmp_path, capsys, changes, said):
+    refused(settings | changes, tmp_path, capsys, *said)
 
 
-def test_a_model_folder_without_weights(settings, tmp_path):
+def test_a_model_folder_without_weights(settings, tmp_path, capsys):
     shutil.copytree(settings["model.path"], tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
-    refused(settings | {"model.path": tmp_path / "model"}, tmp_path, str(tmp_path / "model"), "no weights")
+    refused(settings | {"model.path": tmp_path / "model"}, tmp_path, capsys, str(tmp_path / "model"), "no weights")
 
 
-def test_a_model_folder_without_a_tokenizer(settings, tmp_path):
+def test_a_model_folder_without_a_tokenizer(settings, tmp_path, capsys):
     shutil.copytree(settings["model.path"], tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
-    refused(settings | {"model.path": tmp_path / "model"}, tmp_path, str(tmp_path / "model"), "tokenizer")
+    refused(settings | {"model.path": tmp_path / "model"}, tmp_path, capsys, str(tmp_path / "model"), "tokenizer")
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("train", "nowhere.yaml"), ("trian", "x"), ("report", "nowhere"), ("eval", QUICKSTART, "--model", "nowhere")])
@@ -79,9 +80,10 @@ def test_command_line(arguments):
     assert "Traceback" not in said and said.strip()
 
 
-def refused(settings, tmp_path, *said):
+def refused(settings, tmp_path, capsys, *said):
     before = sorted(tmp_path.rglob("*"))
-    message = megarl("train", QUICKSTART, *overrides({"output": tmp_path / "run", **settings}), check=2).stderr
+    assert main(["train", str(QUICKSTART), *overrides({"output": tmp_path / "run", **settings})]) == 2
+    message = capsys.readouterr().err
     assert "Traceback" not in message and message.startswith("megarl: error: ")
     for text in said:
         assert str(text) in message, message

@@ -41,7 +41,9 @@ def test_pass_at_k_of_all_but_one_is_not_rounded_away():
     assert pass_at_k(10_000, 0, 10_000) == 0.0
 
 
-@pytest.mark.parametrize("arguments", [(4, 1, 5), ([8, 4], [1, 1], 5), (4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 1.5), (4.0, 1, 1), (4, 0.5, 1), (4, 1, True)])
+@pytest.mark.parametrize(
+    "arguments", [(4, 1, 5), ([8, 4], [1, 1], 5), (4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 1.5), (4.0, 1, 1), (4, 0.5, 1), (4, 1, True)]
+)
 def test_pass_at_k_undefined(arguments):
     with pytest.raises(ValueError):
         pass_at_k(*arguments)

@@ -21,11 +21,12 @@ def folder(tmp_path_factory):
 
 def test_shape(folder):
     config = json.loads((folder / "config.json").read_text())
-    expected = dict(
-        model_type="qwen3", vocab_size=32, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=32, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.02,
-        pad_token_id=0, eos_token_id=1, bos_token_id=None, dtype="float32",
-    )  # fmt: skip
+    expected = {
+        "model_type": "qwen3", "vocab_size": 32, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 128,
+        "tie_word_embeddings": True, "initializer_range": 0.02, "dtype": "float32",
+        "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None,
+    }  # fmt: skip
     assert {key: config[key] for key in expected} == expected
     assert config["rope_parameters"]["rope_theta"] == 10000.0
     generation = json.loads((folder / "generation_config.json").read_text())
@@ -53,7 +54,7 @@ def test_tokenizer_is_one_token_per_character(folder):
     assert tokenizer.decode([7, 2, 1, 0], skip_special_tokens=True) == "50"
     # an id without a character is visible in the text, so that no verifier takes it for nothing
     assert tokenizer.decode([7, 31, 2], skip_special_tokens=True) == "5<unused31>0"
-    with pytest.raises(Exception, match="UNK"):
+    with pytest.raises(Exception, match=r"UNK"):
         tokenizer("5 x")
 
 
@@ -78,9 +79,9 @@ def test_the_same_seed_gives_the_same_weights(folder, tmp_path):
 def test_an_existing_folder_is_kept(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine").write_text("mine")
-    with pytest.raises(InputError, match="model exists already; remove it or choose another folder"):
+    with pytest.raises(InputError, match=r"model exists already; remove it or choose another folder"):
         create_model("tiny-qwen3", tmp_path / "model")
-    with pytest.raises(InputError, match="mine exists already"):
+    with pytest.raises(InputError, match=r"mine exists already"):
         create_model("tiny-qwen3", tmp_path / "model" / "mine")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "mine"]
 
@@ -91,10 +92,10 @@ def test_an_empty_folder_is_filled(tmp_path):
 
 
 def test_bad_arguments(tmp_path):
-    with pytest.raises(InputError, match='no model preset "tiny"; known: tiny-qwen3'):
+    with pytest.raises(InputError, match=r'no model preset "tiny"; known: tiny-qwen3'):
         create_model("tiny", tmp_path / "model")
     for seed in (-1, 0.5, True, 2**63):
-        with pytest.raises(InputError, match="seed must be"):
+        with pytest.raises(InputError, match=r"seed must be"):
             create_model("tiny-qwen3", tmp_path / "model", seed=seed)
     assert not list(tmp_path.iterdir())
 
@@ -107,6 +108,6 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
-    with pytest.raises(InputError, match="cannot be written .No space left on device"):
+    with pytest.raises(InputError, match=r"cannot be written .No space left on device"):
         create_model("tiny-qwen3", tmp_path / "model")
     assert not list(tmp_path.iterdir())

@@ -58,6 +58,11 @@ def test_equal_rewards_with_a_tolerance_of_zero():
             finite(spec, batch_of(rewards))
 
 
+def test_a_single_response_has_no_group_signal_whatever_the_tolerance():
+    got = advantages({"name": "lpo", "pointwise": True, "equal_tol": 0.0, "tau": "one"}, batch_of([[0.7], [1.0, 0.0]]))
+    assert got[0] == 0 and bool((got[1:] > 0).all())
+
+
 def test_a_small_difference_on_a_large_offset_is_a_signal():
     """Two-pass variance: rewards of 1e6 and 1e6 + 1 are as far apart as 0 and 1."""
     offset = advantages({"name": "grpo"}, batch_of([[1e6, 1e6 + 1, 1e6]]))

@@ -102,6 +102,15 @@ def test_top_entropy_takes_the_first_of_equals_and_counts_what_is_left():
     assert top_entropy(entropy, torch.zeros(4, dtype=torch.bool), 0.5).tolist() == [False] * 4
 
 
+def test_groups_that_left_are_in_no_statistic_over_the_batch():
+    """Batch std, whitening and tau: batch_std are those of the batch without the degenerate groups."""
+    rewards = [[1.0, 0.0, 0.0], [1.0, 0.0], [1.0, 2.0, 5.0]]  # the last one is all correct, its rewards differ
+    for spec in ({"name": "reinforce_pp_baseline"}, {"name": "reinforce_pp"}, {"name": "lpo", "tau": "batch_std"}):
+        whole = advantages({**spec, "drop_degenerate_groups": True}, batch_of(rewards))
+        assert torch.allclose(whole[:5], advantages(spec, batch_of(rewards[:2])), atol=1e-9), spec
+        assert whole[5:].tolist() == [0.0] * 3
+
+
 def test_whitened_returns_have_mean_zero_and_variance_one_over_tokens():
     batch = random_batch(2)
     got = advantages({"name": "reinforce_pp"}, batch)[batch.mask]

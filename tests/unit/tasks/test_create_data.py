@@ -1,4 +1,4 @@
-"""Promise: ready-made data is right, reproducible, free of overlap between training and evaluation, and written completely or not at all."""
+"""Promise: ready-made data is right, reproducible, without overlap between training and evaluation, and complete or not there."""
 
 import collections
 import hashlib
@@ -69,7 +69,7 @@ def test_half_of_the_demonstrations_are_right_and_half_are_drawn_from_all_expres
 
 
 def test_tiny_heldout_is_the_same_for_every_seed_and_for_ever(tiny, tmp_path):
-    train, heldout = create(tmp_path / "other", "countdown-tiny", seed=1)
+    train, _ = create(tmp_path / "other", "countdown-tiny", seed=1)
     for name, same in (("heldout.jsonl", True), ("train.jsonl", False)):
         assert ((tmp_path / "other" / name).read_bytes() == (tiny[0] / name).read_bytes()) is same
     assert keys(train) == keys(tiny[1])
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_files(tiny, tmp_path):
 def test_tiny_size(tiny, tmp_path):
     train, heldout = create(tmp_path / "small", "countdown-tiny", size=10)
     assert train == tiny[1][:10] and heldout == tiny[2]
-    with pytest.raises(InputError, match="has 3944 training instances, 3945 were asked for"):
+    with pytest.raises(InputError, match=r"has 3944 training instances, 3945 were asked for"):
         create(tmp_path / "large", "countdown-tiny", size=3945)
 
 
@@ -124,7 +124,14 @@ def test_reasoning_gym_lines_are_judged_by_their_own_verifier(tmp_path):
 
 
 def test_prompt_shots_and_reply(tmp_path):
-    options = {"size": 10, "heldout": 5, "prompt": "What is {expression}? {x", "shots": 2, "reply": "{expression} = {answer}", "max_terms": 2}
+    options = {
+        "size": 10,
+        "heldout": 5,
+        "prompt": "What is {expression}? {x",
+        "shots": 2,
+        "reply": "{expression} = {answer}",
+        "max_terms": 2,
+    }
     train, heldout = create(tmp_path / "a", "reasoning-gym:chain_sum", **options)
     shots = train[0].prompt[:-1]
     assert [message["role"] for message in train[0].prompt] == ["user", "assistant", "user", "assistant", "user"]
@@ -175,16 +182,16 @@ def test_what_cannot_be_created_is_refused_and_leaves_nothing(tmp_path, task, op
 
 def test_bad_seeds_are_refused(tmp_path):
     for seed in (-1, 1.5, True, "1"):
-        with pytest.raises(InputError, match="seed must be an integer >= 0"):
+        with pytest.raises(InputError, match=r"seed must be an integer >= 0"):
             create_data("countdown-tiny", tmp_path / "new", seed, {})
 
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "heldout.jsonl").write_text("mine")
-    with pytest.raises(InputError, match="heldout.jsonl exists already"):
+    with pytest.raises(InputError, match=r"heldout.jsonl exists already"):
         create_data("countdown", tmp_path, 0, {"size": "5"})
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("heldout.jsonl", "mine")]
-    with pytest.raises(InputError, match="heldout.jsonl: is a file"):
+    with pytest.raises(InputError, match=r"heldout.jsonl: is a file"):
         create_data("countdown", tmp_path / "heldout.jsonl", 0, {"size": "5"})
 
 
@@ -200,7 +207,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
         return real(path, rows)
 
     monkeypatch.setattr(module, "write_jsonl", write)
-    with pytest.raises(InputError, match="cannot be written .No space left on device"):
+    with pytest.raises(InputError, match=r"cannot be written .No space left on device"):
         create_data("countdown", tmp_path / "new" / "deep", 0, {"size": "5", "heldout": "5"})
     assert not list(tmp_path.iterdir())
 

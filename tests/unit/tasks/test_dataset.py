@@ -117,12 +117,12 @@ def test_files_that_cannot_be_data(tmp_path):
     for content in (b"", b"\n \n"):
         path = tmp_path / "empty.jsonl"
         path.write_bytes(content)
-        with pytest.raises(InputError, match="empty.jsonl: holds no examples"):
+        with pytest.raises(InputError, match=r"empty.jsonl: holds no examples"):
             read_examples(path)
-    with pytest.raises(InputError, match="nowhere.jsonl: no such file"):
+    with pytest.raises(InputError, match=r"nowhere.jsonl: no such file"):
         read_examples(tmp_path / "nowhere.jsonl")
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(InputError, match="folder.jsonl: is a folder"):
+    with pytest.raises(InputError, match=r"folder.jsonl: is a folder"):
         read_examples(tmp_path / "folder.jsonl")
     with pytest.raises(InputError, match=r"data.csv: expected a file that ends in .jsonl or .parquet"):
         read_examples(write(tmp_path, GOOD, name="data.csv"))
@@ -149,7 +149,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
 def test_fingerprint_is_that_of_the_content(tmp_path):
     a, b, c = (write(tmp_path, line, name=name) for line, name in ((GOOD, "a.jsonl"), (GOOD, "b.jsonl"), (GOOD + " ", "c.jsonl")))
     assert fingerprint(a) == fingerprint(b) != fingerprint(c)
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match=r"no such file"):
         fingerprint(tmp_path / "nowhere.jsonl")
 
 
@@ -160,9 +160,7 @@ def parquet(tmp_path, table):
 
 
 def test_parquet_gives_what_json_lines_give(tmp_path):
-    rows = [
-        {"prompt": f"p{i}", "answer": i, "metadata": {"numbers": [i, 2]}, "id": None, "demonstrations": ["d"]} for i in range(5)
-    ]
+    rows = [{"prompt": f"p{i}", "answer": i, "metadata": {"numbers": [i, 2]}, "id": None, "demonstrations": ["d"]} for i in range(5)]
     examples = read_examples(parquet(tmp_path, pyarrow.Table.from_pylist(rows)))
     assert [(e.id, e.prompt, e.answer, e.metadata, e.demonstrations) for e in examples] == [
         (f"data:{i + 1}", f"p{i}", i, {"numbers": [i, 2]}, ("d",)) for i in range(5)
@@ -178,7 +176,9 @@ def test_malformed_parquet_names_the_row(tmp_path):
         with pytest.raises(InputError, match=message):
             read_examples(parquet(tmp_path, pyarrow.Table.from_pylist(rows, schema=schema)))
 
-    refused([{"prompt": "p", "answer": 1}, {"prompt": "p", "answer": 2}, {"prompt": "", "answer": 1}], r"data.parquet: row 3: `prompt` is empty")
+    refused(
+        [{"prompt": "p", "answer": 1}, {"prompt": "p", "answer": 2}, {"prompt": "", "answer": 1}], r"data.parquet: row 3: `prompt` is empty"
+    )
     refused([{"prompt": "p", "answer": 1.0}, {"prompt": "p", "answer": float("nan")}], "row 2: `answer` is nan")
     refused([{"prompt": "p", "answer": datetime.date(2020, 1, 1)}], "row 1: `answer` holds a date")
     refused([{"prompt": "p", "answer": b"x"}], "row 1: `answer` holds a bytes")
@@ -186,17 +186,17 @@ def test_malformed_parquet_names_the_row(tmp_path):
     refused([{"prompt": "p", "reward_model": 1}], 'row 1: unknown key "reward_model"')
     refused([], "holds no examples; expected one per row", pyarrow.schema([("prompt", pyarrow.string()), ("answer", pyarrow.int64())]))
     twice = pyarrow.Table.from_arrays([pyarrow.array(["p"]), pyarrow.array(["q"])], names=["prompt", "prompt"])
-    with pytest.raises(InputError, match="two columns have the same name"):
+    with pytest.raises(InputError, match=r"two columns have the same name"):
         read_examples(parquet(tmp_path, twice))
 
 
 def test_what_is_not_parquet_is_refused(tmp_path):
     path = write(tmp_path, GOOD, name="data.parquet")
-    with pytest.raises(InputError, match="data.parquet: not a Parquet file"):
+    with pytest.raises(InputError, match=r"data.parquet: not a Parquet file"):
         read_examples(path)
     whole = parquet(tmp_path, pyarrow.Table.from_pylist([{"prompt": f"p{i}" * 50, "answer": i} for i in range(50)])).read_bytes()
     damaged = bytearray(whole)
     damaged[200:2000] = b"\xff" * 1800
     (tmp_path / "damaged.parquet").write_bytes(damaged)
-    with pytest.raises(InputError, match="damaged.parquet: "):
+    with pytest.raises(InputError, match=r"damaged.parquet: "):
         read_examples(tmp_path / "damaged.parquet")

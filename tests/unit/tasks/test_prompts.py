@@ -1,5 +1,6 @@
 """Promise: what the model is given is the prompt, tokenised once by the rule in the docstring; everything else is refused by name."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -50,23 +51,23 @@ def test_chat_template_is_applied_exactly_once_and_nothing_is_added(tokenizer):
 
 
 def test_prompts_that_cannot_be_rendered_or_tokenised_are_named(tokenizer):
-    with pytest.raises(InputError, match='"a": the chat template refuses its prompt .*no tools here'):
+    with pytest.raises(InputError, match=r'"a": the chat template refuses its prompt .*no tools here'):
         tokenize([Example("a", [{"role": "tool", "content": "1"}], 0)], tokenizer, 10)
-    with pytest.raises(InputError, match='"b": the tokenizer refuses its prompt'):
+    with pytest.raises(InputError, match=r'"b": the tokenizer refuses its prompt'):
         tokenize([Example("b", "12x", 0)], tokenizer, 10)
     tokenizer.chat_template = None
     for example, chat in ((Example("c", [{"role": "user", "content": "1"}], 0), False), (Example("c", "1", 0), True)):
-        with pytest.raises(InputError, match='"c": .* has no chat template'):
+        with pytest.raises(InputError, match=r'"c": .* has no chat template'):
             tokenize([example], tokenizer, 10, chat=chat)
 
 
 def test_too_long_prompts(tokenizer):
     examples = [Example("a", "1234", 0), Example("b", "12345", 0), Example("c", "1", 0)]
-    with pytest.raises(InputError, match='"b": its prompt has 5 tokens, `data.max_prompt_length` is 4'):
+    with pytest.raises(InputError, match=r'"b": its prompt has 5 tokens, `data.max_prompt_length` is 4'):
         tokenize(examples, tokenizer, 4)
     prompts, dropped = tokenize(examples, tokenizer, 4, too_long="drop")
     assert ([prompt.id for prompt in prompts], dropped) == (["a", "c"], 1)
-    with pytest.raises(InputError, match="all 3 are longer"):
+    with pytest.raises(InputError, match=r"all 3 are longer"):
         tokenize(examples, tokenizer, 0, too_long="drop")
 
 
@@ -75,13 +76,13 @@ def test_load_tokenizer(tmp_path):
     assert load_tokenizer(tmp_path / "good")("1+2")["input_ids"] == [3, 15, 4]
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(InputError, match="empty: holds no tokenizer; expected one of tokenizer.json"):
+    with pytest.raises(InputError, match=r"empty: holds no tokenizer; expected one of tokenizer.json"):
         load_tokenizer(tmp_path / "empty")
-    with pytest.raises(InputError, match="nowhere: no such model folder"):
+    with pytest.raises(InputError, match=r"nowhere: no such model folder"):
         load_tokenizer(tmp_path / "nowhere")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match="damaged: its tokenizer cannot be loaded"):
+    with pytest.raises(InputError, match=r"damaged: its tokenizer cannot be loaded"):
         load_tokenizer(tmp_path / "damaged")
 
 
@@ -92,10 +93,8 @@ def test_code_in_a_tokenizer_folder_is_never_run(tmp_path):
     settings |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
-    try:
+    with contextlib.suppress(InputError):
         load_tokenizer(folder)
-    except InputError:
-        pass
     assert not (tmp_path / "ran").exists()
 
 
@@ -117,21 +116,22 @@ def test_eos_is_the_union_of_all_places(tmp_path):
 
 
 def test_no_or_bad_eos_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no end-of-sequence token; set `eos_token_id` in its generation_config.json"):
+    with pytest.raises(InputError, match=r"no end-of-sequence token; set `eos_token_id` in its generation_config.json"):
         eos_token_ids(write_model(tmp_path, None, "{}", False))
     for bad in ('"x"', "-1", "true", "[1, null]", "1.5"):
-        with pytest.raises(InputError, match="generation_config.json: `eos_token_id` must be"):
+        with pytest.raises(InputError, match=r"generation_config.json: `eos_token_id` must be"):
             eos_token_ids(write_model(tmp_path, f'{{"eos_token_id": {bad}}}', None, False))
-    with pytest.raises(InputError, match="config.json: not JSON"):
+    with pytest.raises(InputError, match=r"config.json: not JSON"):
         eos_token_ids(write_model(tmp_path, None, "{", False))
-    with pytest.raises(InputError, match="no such model folder"):
+    with pytest.raises(InputError, match=r"no such model folder"):
         eos_token_ids(tmp_path / "nowhere")
 
 
 def test_reading_data_and_judging_needs_no_heavy_package():
     code = (
-        "import sys; import megarl.tasks.prompts, megarl.tasks.stream, megarl.tasks.countdown, megarl.tasks.create, megarl.evaluation.metrics; "
-        "sys.exit(', '.join({'torch', 'transformers', 'vllm', 'ray', 'megatron', 'reasoning_gym', 'sympy', 'pyarrow'} & set(sys.modules)) or 0)"
+        "import sys; from megarl.tasks import prompts, stream, countdown, create; import megarl.evaluation.metrics; "
+        "heavy = {'torch', 'transformers', 'vllm', 'ray', 'megatron', 'reasoning_gym', 'sympy', 'pyarrow'}; "
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

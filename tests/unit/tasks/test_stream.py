@@ -100,11 +100,11 @@ def test_state_stays_small():
 def test_a_take_larger_than_the_data_is_refused():
     stream = PromptStream(make_prompts(3), 0)
     stream.check_batch(3)
-    with pytest.raises(InputError, match="takes 4 prompts .* holds 3"):
+    with pytest.raises(InputError, match=r"takes 4 prompts .* holds 3"):
         stream.check_batch(4)
-    with pytest.raises(InputError, match="takes 4 prompts"):
+    with pytest.raises(InputError, match=r"takes 4 prompts"):
         stream.take(4)
-    with pytest.raises(InputError, match="no prompts"):
+    with pytest.raises(InputError, match=r"no prompts"):
         PromptStream([], 0)
 
 
@@ -129,12 +129,13 @@ def test_the_state_of_another_run_is_refused(other, message):
 
 
 @pytest.mark.parametrize(
-    "damage", [{"position": 11}, {"position": -1}, {"epoch": "1"}, {"deferred": [10]}, {"deferred": [1, 1]}, {"head": 11}, {"position": None}]
+    "damage",
+    [{"position": 11}, {"position": -1}, {"epoch": "1"}, {"deferred": [10]}, {"deferred": [1, 1]}, {"head": 11}, {"position": None}],
 )
 def test_a_damaged_state_is_refused(damage):
     stream = PromptStream(make_prompts(10), 1)
     state = stream.state_dict()
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match=r"damaged"):
         stream.load_state_dict(state | damage)
     del state[next(iter(damage))]
     with pytest.raises(InputError, match=f"lacks {next(iter(damage))}"):

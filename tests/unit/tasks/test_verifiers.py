@@ -1,4 +1,4 @@
-"""Promise: ok, wrong, unparseable and crash are different things; a verifier that fails is seen, and never trains the model on zeros unseen."""
+"""Promise: ok, wrong, unparseable and crash are different things; a failing verifier never trains on zeros unseen."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_a_verdict_is_passed_on():
 
 def test_numpy_rewards_are_numbers():
     for value in (np.float32(1), np.int64(1), np.bool_(True)):
-        assert judge(lambda response, example: Verdict("ok", value), ["x"], [EXAMPLE])[0].status == "ok"
+        assert judge(lambda response, example, value=value: Verdict("ok", value), ["x"], [EXAMPLE])[0].status == "ok"
     verdict = mine("numpy_reward")("x", EXAMPLE)
     assert (verdict.status, verdict.reward, type(verdict.reward)) == ("wrong", 0.5, float)
 
@@ -59,7 +59,13 @@ def test_a_verifier_that_fails_crashes_only_its_own_response():
 
 @pytest.mark.parametrize(
     ("what", "detail"),
-    [("none", "returned NoneType"), ("text", "returned str"), ("list", "returned list"), ("nan", "reward nan is not"), ("inf", "reward inf is not")],
+    [
+        ("none", "returned NoneType"),
+        ("text", "returned str"),
+        ("list", "returned list"),
+        ("nan", "reward nan is not"),
+        ("inf", "reward inf is not"),
+    ],
 )
 def test_what_is_no_reward_is_a_crash(what, detail):
     verdict = judge(mine("returns", what=what), ["x"], [EXAMPLE])[0]
@@ -69,11 +75,11 @@ def test_what_is_no_reward_is_a_crash(what, detail):
 
 def test_no_verdict_and_no_finite_reward_in_it_is_a_crash():
     for result in (0.5, None, Verdict("ok", float("inf")), Verdict("ok", None), Verdict("ok", "1")):
-        assert judge(lambda response, example: result, ["x"], [EXAMPLE])[0].status == "crash"
+        assert judge(lambda response, example, result=result: result, ["x"], [EXAMPLE])[0].status == "crash"
 
 
 def test_wrong_data_is_not_the_verifiers_crash():
-    with pytest.raises(InputError, match='example "a": countdown needs'):
+    with pytest.raises(InputError, match=r'example "a": countdown needs'):
         judge(make_verifier("countdown"), ["1"], [EXAMPLE])
 
 
@@ -86,7 +92,7 @@ def test_a_stop_of_the_run_is_not_a_crash():
 
 
 def test_responses_and_examples_belong_together():
-    with pytest.raises(ValueError, match="2 responses for 1 examples"):
+    with pytest.raises(ValueError, match=r"2 responses for 1 examples"):
         judge(mine("equal"), ["x", "y"], [EXAMPLE])
 
 
@@ -115,7 +121,7 @@ def test_what_is_no_verifier_is_refused(name, args, message):
 def test_check_examples_finds_bad_data_before_the_run():
     good = Example("g", "p", 3, {"numbers": [1, 2]})
     check_examples("countdown", [good])
-    with pytest.raises(InputError, match='example "a": countdown needs'):
+    with pytest.raises(InputError, match=r'example "a": countdown needs'):
         check_examples("countdown", [good, EXAMPLE])
     check_examples("my_verifiers:equal", [EXAMPLE])
 
@@ -129,6 +135,6 @@ def test_shares():
 
 
 def test_a_verdict_has_a_known_status():
-    with pytest.raises(ValueError, match="status 'right'"):
+    with pytest.raises(ValueError, match=r"status 'right'"):
         Verdict("right", 1.0)
     assert [Verdict(status, 0.0).correct for status in STATUSES] == [True] + [False] * 5
