@@ -25,6 +25,7 @@ os.environ |= {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_USE_AOT_COMPILE": "0",
 }
 
 import pyarrow  # noqa: E402

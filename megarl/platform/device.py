@@ -45,6 +45,8 @@ def rank_environment(threads: int) -> dict[str, str]:
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(threads),
+        # Waiting threads that spin take the cores from the engine and from each other: several times slower wherever cores are shared.
+        "OMP_WAIT_POLICY": "PASSIVE",
         # Expected on a CPU, and said once per process otherwise: what Megatron falls back to without its fused kernels.
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
     }

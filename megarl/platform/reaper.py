@@ -1,7 +1,7 @@
 """Ends the processes named on the command line when the parent process is gone.
 
-Run as a script by the process that owns a Ray cluster, with `PID:START_TIME` arguments: when that process is killed, Ray's agents find out by
-themselves only after minutes. Arguments: parent, folder to remove, processes. Standard library only.
+Run as a script by the process that owns a Ray cluster: when that one is killed, Ray's agents take long to find out by themselves.
+Arguments: parent's pid, folder to remove, and a `PID:START_TIME` for each process. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POLL_S = 0.5
 
 
 def start_time(pid: int) -> str:
-    """When a process started, in ticks since boot; empty if there is none. With the pid it names a process for good: pids are used again."""
+    """When a process started, in ticks since boot; empty if there is none. It tells a process from a later one with its pid."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[19]

@@ -40,7 +40,7 @@ class EngineConfig:
     tensor_parallel: int = 1
     prefix_caching: bool = True
     kv_cache_bytes: int | None = None
-    """Default: room for `max_num_seqs` sequences of `max_model_len` on a CPU, the engine's own choice on a GPU."""
+    """Default: that of the function `kv_cache_bytes` on a CPU, the engine's own choice on a GPU."""
     gpu_memory_fraction: float = 0.85
     version: int = 0
     """Version of the weights in the folder."""
@@ -56,14 +56,17 @@ class GroupRequest:
 
 
 def kv_cache_bytes(config: EngineConfig) -> int:
-    """Bytes of the KV cache that holds `max_num_seqs` sequences of `max_model_len`, read off the model's config.json."""
+    """Bytes of the KV cache on a CPU: for `max_num_seqs` sequences of `max_model_len`, but a quarter of the machine's memory at most.
+
+    The model's shape is read off its config.json. With less than all sequences need, vLLM postpones or recomputes some.
+    """
     model = json.loads((Path(config.model) / "config.json").read_text())
     kv_heads = model.get("num_key_value_heads") or model["num_attention_heads"]
     head_size = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
     element = 4 if config.dtype == "float32" else 2
     per_block = CPU_BLOCK_SIZE * model["num_hidden_layers"] * 2 * kv_heads * head_size * element
     blocks = config.max_num_seqs * math.ceil(config.max_model_len / CPU_BLOCK_SIZE) + 1
-    return blocks * per_block
+    return min(blocks * per_block, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 
 
 def engine_args(config: EngineConfig, on_gpu: bool) -> dict[str, Any]:
@@ -146,13 +149,13 @@ class RolloutEngine:
                 yield await call.next_groups()
         finally:
             del self._calls[number]
-            if call.remaining:
+            if call.remaining and self._failure is None:
                 await self._do(lambda: self._abort(call.open_requests(number)))
 
     async def abort(self) -> None:
         """End all requests now; their callers get what there is, with finish reason `abort`."""
-        responses = await self._do(lambda: self._abort([name for number, call in self._calls.items() for name in call.open_requests(number)]))
-        self._deliver(responses)
+        names = [name for number, call in self._calls.items() for name in call.open_requests(number)]
+        self._deliver(await self._do(lambda: self._abort(names)))
 
     async def pause(self) -> None:
         """Take no further step until `resume`; requests stay where they are."""
@@ -169,7 +172,9 @@ class RolloutEngine:
         """Join the trainer's transfer group; `message` is that of `megarl.sync.transport.receiver_init`."""
         await self._do(lambda: self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": message}))
 
-    async def receive_weights(self, names: list[str], dtypes: list[str], shapes: list[list[int]], version: int, recompute_running: bool) -> float:
+    async def receive_weights(
+        self, names: list[str], dtypes: list[str], shapes: list[list[int]], version: int, recompute_running: bool
+    ) -> float:
         """Receive one set of weights between two steps; returns seconds. The prefix cache, made by the old weights, is emptied.
 
         Requests in flight go on with the new weights; with `recompute_running` their KV cache is made again by them.
@@ -227,12 +232,12 @@ class RolloutEngine:
         logprobs = completion.logprobs.logprobs
         tokens = list(completion.token_ids)
         versions = [(int(span.version), span.start, span.end) for span in completion.weight_versions or []]
-        for position, logprob in enumerate(logprobs):
-            if not math.isfinite(logprob):
-                message = f"the engine gave log-prob {logprob} to token {position} (id {tokens[position]}) of sample {sample} of prompt {prompt}"
-                return number, RuntimeError(f"{message}, weights version {versions}")
+        whose = f"of sample {sample} of prompt {prompt}, versions {versions}"
         if len(logprobs) != len(tokens):
-            return number, RuntimeError(f"the engine gave {len(logprobs)} log-probs for {len(tokens)} tokens of sample {sample} of prompt {prompt}")
+            return number, RuntimeError(f"the engine gave {len(logprobs)} log-probs for the {len(tokens)} tokens {whose}")
+        for position, (token, logprob) in enumerate(zip(tokens, logprobs)):
+            if not math.isfinite(logprob):
+                return number, RuntimeError(f"the engine gave log-prob {logprob} to token {position} (id {token}) {whose}")
         return number, Response(prompt, sample, tokens, logprobs, completion.finish_reason, versions)
 
     def _abort(self, names: list[str]) -> list[tuple[int, Response | Exception]]:

@@ -52,7 +52,9 @@ class Fleet:
         self._timeouts = timeouts
 
     @classmethod
-    def start(cls, config: EngineConfig, engines: int = 1, *, threads: int = 1, timeouts: Timeouts = Timeouts(), wait: bool = True) -> Fleet:
+    def start(
+        cls, config: EngineConfig, engines: int = 1, *, threads: int = 1, timeouts: Timeouts = Timeouts(), wait: bool = True
+    ) -> Fleet:
         """Start `engines` engines. `threads`: CPU threads of each, on a CPU.
 
         With `wait=False` it returns at once, so that trainers can start meanwhile; `wait_ready` must follow.
@@ -88,8 +90,10 @@ class Fleet:
         groups: dict[int, list[Response]] = dict(self.stream(prompts, n, sampling, step=step, seed=seed))
         return [response for index in range(len(prompts)) for response in groups[index]]
 
-    def stream(self, prompts: Sequence[HasTokens], n: int, sampling: Sampling, *, step: int, seed: int) -> Iterator[tuple[int, list[Response]]]:
-        """As `generate`, but yields (prompt_index, its n responses) in the order in which prompts are done. Generation starts at the call."""
+    def stream(
+        self, prompts: Sequence[HasTokens], n: int, sampling: Sampling, *, step: int, seed: int
+    ) -> Iterator[tuple[int, list[Response]]]:
+        """As `generate`, but yields (prompt_index, its n responses) as prompts are done. Generation starts at the call."""
         streams = {}
         for engine, actor in enumerate(self._actors):
             requests = [
@@ -118,7 +122,12 @@ class Fleet:
                     yield group[0].prompt_index, group
 
     def connect_weights(
-        self, start_sender: Callable[[str, int, int], list[Any]], *, host: str = "127.0.0.1", port: int | None = None, bucket_bytes: int = BUCKET_BYTES
+        self,
+        start_sender: Callable[[str, int, int], list[Any]],
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         """Make the group in which weights travel.
 
@@ -136,7 +145,9 @@ class Fleet:
         }
         self._wait(references, start_sender(host, port, world_size), self._timeouts.sync, "while connecting to the trainer")
 
-    def sync_weights(self, start_send: Callable[[], list[Any]], manifest: Manifest, version: int, *, recompute_running: bool = False) -> None:
+    def sync_weights(
+        self, start_send: Callable[[], list[Any]], manifest: Manifest, version: int, *, recompute_running: bool = False
+    ) -> None:
         """Replace every engine's weights by the trainer's.
 
         `start_send()` starts the trainers' send of `manifest` and returns Ray references. Engines are ready to receive first, and empty
@@ -144,7 +155,8 @@ class Fleet:
         """
         names, dtypes, shapes = list(manifest.names), list(manifest.dtypes), [list(shape) for shape in manifest.shapes]
         references = {
-            actor.receive_weights.remote(names, dtypes, shapes, version, recompute_running): engine for engine, actor in enumerate(self._actors)
+            actor.receive_weights.remote(names, dtypes, shapes, version, recompute_running): engine
+            for engine, actor in enumerate(self._actors)
         }
         self._wait(references, start_send(), self._timeouts.sync, f"during the sync of weights version {version}")
 

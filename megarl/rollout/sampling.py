@@ -26,5 +26,5 @@ class Sampling:
 
 def request_seed(run_seed: int, step: int, prompt_index: int, sample_index: int) -> int:
     """The seed of one response: 63 bits that depend on nothing but these four numbers, in every process and on every machine."""
-    digest = hashlib.blake2b(struct.pack("<4q", run_seed, step, prompt_index, sample_index), digest_size=8, person=b"megarl-sample").digest()
-    return int.from_bytes(digest, "little") >> 1
+    numbers = struct.pack("<4q", run_seed, step, prompt_index, sample_index)
+    return int.from_bytes(hashlib.blake2b(numbers, digest_size=8, person=b"megarl-sample").digest(), "little") >> 1

@@ -74,7 +74,8 @@ class GlooReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
             pairs = [(name, tensor.to(self.device)) for name, tensor in unpack(bucket, manifest, buffer)]
             loaded |= self.model.load_weights(pairs) or set()
         if missing := self._parameters - loaded:
-            raise RuntimeError(f"weight sync: the trainer sent nothing for {len(missing)} parameters of the engine: {', '.join(sorted(missing)[:5])}")
+            names = ", ".join(sorted(missing)[:5])
+            raise RuntimeError(f"weight sync: the trainer sent nothing for {len(missing)} parameters of the engine: {names}")
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)

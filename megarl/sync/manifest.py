@@ -26,7 +26,8 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if not len(self.names) == len(self.dtypes) == len(self.shapes):
-            raise ValueError(f"a manifest needs as many dtypes and shapes as names: {len(self.names)}, {len(self.dtypes)}, {len(self.shapes)}")
+            lengths = f"{len(self.names)}, {len(self.dtypes)}, {len(self.shapes)}"
+            raise ValueError(f"a manifest needs as many dtypes and shapes as names, not {lengths}")
         if len(set(self.names)) != len(self.names):
             twice = next(name for i, name in enumerate(self.names) if name in self.names[:i])
             raise ValueError(f"the manifest names {twice} twice")

@@ -45,7 +45,8 @@ def process_group(
         options._devices = [ProcessGroupGloo.create_device(hostname=_address_towards(host, port))]
         return ProcessGroupGloo(PrefixStore(f"megarl-sync-{port}", store), rank, world_size, options)
     except Exception as error:
-        raise RuntimeError(f"weight sync: rank {rank} of {world_size} found no group at {host}:{port} within {timeout_s:g} s: {error}") from error
+        whose = f"weight sync: rank {rank} of {world_size}"
+        raise RuntimeError(f"{whose} found no group at {host}:{port} within {timeout_s:g} s: {error}") from error
 
 
 def _store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> TCPStore:
@@ -54,7 +55,14 @@ def _store(host: str, port: int, rank: int, world_size: int, timeout: timedelta)
     # A store that opens its own socket listens on every interface of the machine.
     listening = socket.create_server((host, port), family=socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0])
     return TCPStore(
-        host, port, world_size, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=False, master_listen_fd=listening.detach()
+        host,
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=False,
+        master_listen_fd=listening.detach(),
     )
 
 
@@ -159,7 +167,9 @@ NCCL_BUFFERS = 2
 """Buckets in flight; sender and receivers must agree."""
 
 
-def receiver_init(transport: str, host: str, port: int, rank_offset: int, world_size: int, bucket_bytes: int, timeout_s: float) -> dict[str, Any]:
+def receiver_init(
+    transport: str, host: str, port: int, rank_offset: int, world_size: int, bucket_bytes: int, timeout_s: float
+) -> dict[str, Any]:
     """The initialisation message that an engine's receiver of `transport` (`gloo` or `nccl`) needs to meet the sender."""
     message = {"master_address": host, "master_port": port, "rank_offset": rank_offset, "world_size": world_size}
     if transport == "gloo":

@@ -89,6 +89,12 @@ def test_the_same_seed_gives_the_same_run(run, tmp_path, settings):
         assert (tmp_path / "second" / name).read_text() == (run / name).read_text()
 
 
+def test_training_beside_generation_changes_nothing(run, tmp_path, settings):
+    # With few sequences at a time the first mini-batch's prompts are done while others wait.
+    train(tmp_path / "overlapped", settings | {"rollout.overlap_training": True, "rollout.max_concurrent_sequences": 32})
+    assert rows(tmp_path / "overlapped") == rows(run)
+
+
 def test_another_seed_gives_another(run, tmp_path, settings):
     train(tmp_path / "other", settings | {"seed": 1, "training.steps": 1, "evaluation.every": 0})
     assert rows(tmp_path / "other")[0]["reward/mean"] != rows(run)[1]["reward/mean"]

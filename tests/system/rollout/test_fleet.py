@@ -70,7 +70,8 @@ class Sender:
 
         self.weights = [list(Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters()) for folder in folders]
         # NaN in the last norm only: further down it would stay in the KV cache.
-        self.weights.append([(name, weight.detach() * (float("nan") if name == "model.norm.weight" else 1)) for name, weight in self.weights[0]])
+        factor = {"model.norm.weight": float("nan")}
+        self.weights.append([(name, weight.detach() * factor.get(name, 1.0)) for name, weight in self.weights[0]])
         self.sender = GlooSender(bucket_bytes=50_000, timeout_s=20.0)
 
     def manifest(self):
@@ -127,10 +128,10 @@ def reference_logprobs(model, tokens, response, temperature=1.0):
 
 
 def largest_difference(model, prompts, responses, temperature=1.0):
-    return max(
-        (reference_logprobs(model, prompts[r.prompt_index].token_ids, r.token_ids, temperature) - torch.tensor(r.logprobs)).abs().max().item()
-        for r in responses
-    )
+    def difference(r):
+        return reference_logprobs(model, prompts[r.prompt_index].token_ids, r.token_ids, temperature) - torch.tensor(r.logprobs)
+
+    return max(difference(response).abs().max().item() for response in responses)
 
 
 def plain(responses):
@@ -188,7 +189,7 @@ def test_the_same_seed_gives_the_same_tokens_and_logprobs_to_the_bit(fleet, send
 
 def test_responses_end_at_a_stop_token_or_the_length(fleet, sender, models):
     sync(fleet, sender, 0, 12)
-    stops = tuple(range(0, VOCABULARY, 8)) + (EOS,)
+    stops = (*range(0, VOCABULARY, 8), EOS)
     responses = fleet.generate(PROMPTS, 8, Sampling(1.0, 6, stops), step=1, seed=0)
     assert {r.finish_reason for r in responses} == {"stop", "length"}
     for r in responses:
@@ -203,7 +204,8 @@ def test_responses_end_at_a_stop_token_or_the_length(fleet, sender, models):
 
 
 def test_prompts_come_as_they_are_done(fleet):
-    seen = [(index, len(group)) for index, group in fleet.stream(PROMPTS, 2, Sampling(1.0, 40, tuple(range(0, VOCABULARY, 8))), step=1, seed=3)]
+    sampling = Sampling(1.0, 40, tuple(range(0, VOCABULARY, 8)))
+    seen = [(index, len(group)) for index, group in fleet.stream(PROMPTS, 2, sampling, step=1, seed=3)]
     assert sorted(seen) == [(index, 2) for index in range(len(PROMPTS))]
     assert seen != sorted(seen)
 
@@ -253,7 +255,8 @@ def test_abort_gives_what_there_is(fleet, sender, models):
 
 def test_a_log_prob_that_is_not_a_number_names_the_request(fleet, sender):
     sync(fleet, sender, NOT_A_NUMBER, 23)
-    with pytest.raises(EngineFailure, match=r"rollout engine \d failed during generation: .*log-prob nan to token 0 .* of sample 0 of prompt \d"):
+    message = r"rollout engine \d failed during generation: .*log-prob nan to token 0 .* of sample 0 of prompt \d"
+    with pytest.raises(EngineFailure, match=message):
         fleet.generate(PROMPTS, 1, LONG, step=1, seed=0)
     sync(fleet, sender, 0, 24)
     assert len(fleet.generate(PROMPTS, 1, LONG, step=1, seed=0)) == len(PROMPTS)  # the engine itself is well

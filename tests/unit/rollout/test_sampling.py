@@ -1,5 +1,6 @@
 """Seeds of responses: distinct within a run, the same in every process."""
 
+import itertools
 import subprocess
 import sys
 
@@ -19,13 +20,14 @@ def test_a_seed_is_63_bits(run, step, prompt, sample):
 
 
 def test_seeds_differ_when_any_number_does():
-    seeds = {request_seed(run, step, prompt, sample) for run in range(4) for step in range(10) for prompt in range(32) for sample in range(16)}
-    assert len(seeds) == 4 * 10 * 32 * 16
+    numbers = list(itertools.product(range(4), range(10), range(32), range(16)))
+    assert len({request_seed(*four) for four in numbers}) == len(numbers)
 
 
 def test_a_seed_is_the_same_in_another_process_and_never_changes():
     code = "from megarl.rollout.sampling import request_seed; print(request_seed(1, 2, 3, 4))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(sys.path)})
+    environment = {"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(sys.path)}
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert int(other.stdout) == request_seed(1, 2, 3, 4) == SEED_1_2_3_4  # a change here breaks the resuming of old runs
 
 

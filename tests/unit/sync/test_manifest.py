@@ -36,10 +36,11 @@ def test_every_tensor_is_in_one_bucket_in_order_and_buckets_are_small(manifest, 
 @given(manifests(), st.integers(1, 400))
 def test_what_is_unpacked_is_what_was_packed_bit_for_bit(manifest, limit):
     torch.manual_seed(0)
-    sent = [
-        (name, torch.randint(0, 256, (size,), dtype=torch.uint8).view(getattr(torch, dtype)).view(shape) if size else torch.empty(shape, dtype=getattr(torch, dtype)))
-        for name, dtype, shape, size in zip(manifest.names, manifest.dtypes, manifest.shapes, manifest.sizes)
-    ]
+    sent = []
+    for name, dtype, shape, size in zip(manifest.names, manifest.dtypes, manifest.shapes, manifest.sizes):
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        tensor.reshape(-1).view(torch.uint8).copy_(torch.randint(0, 256, (size,), dtype=torch.uint8))
+        sent.append((name, tensor))
     pairs = checked(manifest, sent)
     received = []
     for bucket in buckets(manifest, limit):

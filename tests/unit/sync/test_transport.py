@@ -10,7 +10,12 @@ import torch
 from megarl.sync.manifest import Manifest, buckets, unpack
 from megarl.sync.transport import GlooSender, broadcast, free_port, process_group
 
-TENSORS = [("a", torch.arange(10.0)), ("b", torch.ones(3, 5, dtype=torch.bfloat16)), ("empty", torch.empty(0, 4)), ("c", torch.full((7,), 3, dtype=torch.uint8))]
+TENSORS = [
+    ("a", torch.arange(10.0)),
+    ("b", torch.ones(3, 5, dtype=torch.bfloat16)),
+    ("empty", torch.empty(0, 4)),
+    ("c", torch.full((7,), 3, dtype=torch.uint8)),
+]
 MANIFEST = Manifest.of(TENSORS)
 
 
