@@ -98,7 +98,7 @@ def main(model_path: str, data_path: str, steps: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
     examples = read_examples(data_path)[: steps * PROMPTS]
-    verifier = make_verifier("countdown", {"format": "plain"})
+    verifier = make_verifier("countdown", {"format": "plain", "symbols": "+-"})
     rows = [{"prompt": e.prompt, "answer": e.answer, "numbers": e.metadata["numbers"]} for e in examples]
     # Built by hand: the library's fingerprinting cannot pickle what vLLM has imported.
     dataset = Dataset(InMemoryTable(pyarrow.Table.from_pylist(rows)), fingerprint="countdown")

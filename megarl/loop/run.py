@@ -43,8 +43,8 @@ class Run:
         with ExitStack() as stack:
             recipe = self.recipe
             self.progress = Progress(recipe.training.steps)
-            if not self.resume and Path(recipe.output).exists():
-                RunFolder.create(recipe.output).close()  # refuses one that is in use, before the inputs are read
+            if not self.resume:
+                RunFolder(recipe.output).refuse_used()  # before the inputs are read, which takes seconds
             self.inputs = Inputs(recipe)
             self.folder = stack.enter_context(RunFolder.open(recipe.output) if self.resume else RunFolder.create(recipe.output))
             checkpoint = self._prepare_folder()

@@ -6,7 +6,6 @@ The loss is the token mean of -log p over the demonstrations' tokens: the object
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -83,8 +82,7 @@ def _token_batch(sequences: Sequences) -> TokenBatch:
 def run(loaded: Loaded[SftRecipe]) -> int:
     """`megarl sft`: 0 when done, 128 + the signal's number when told to stop (nothing is kept then but the metrics)."""
     recipe = loaded.recipe
-    if Path(recipe.output).exists():
-        RunFolder.create(recipe.output).close()  # refuses one that is in use, before the inputs are read
+    RunFolder(recipe.output).refuse_used()  # before the inputs are read, which takes seconds
     data = Demonstrations(recipe)
     config = rank_config(
         model_path=recipe.model.path,

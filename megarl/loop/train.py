@@ -6,20 +6,29 @@ from collections.abc import Iterator
 
 from megarl.config.load import Loaded
 from megarl.config.recipe import Recipe
+from megarl.errors import CheckFailed
 from megarl.loop.evaluate import evaluate
 from megarl.loop.policy_update import update_policy
 from megarl.loop.rollouts import JudgedRollouts
 from megarl.loop.run import Run
 from megarl.observe import report
+from megarl.rollout.fleet import EngineFailure
 from megarl.tasks.prompts import Prompt
 from megarl.training.optimizer import learning_rate
+from megarl.training.trainer import TrainerFailure
 
 
 def run(loaded: Loaded[Recipe], resume: bool) -> int:
-    """`megarl train`: 0 when all steps are done, 128 + the signal's number when the run was told to stop."""
-    with Run(loaded, resume) as training:
-        train(training)
-        return finish(training)
+    """`megarl train`: 0 when all steps are done, 128 + the signal's number when the run was told to stop.
+
+    Raises CheckFailed when an engine or a rank fails; what was saved before stays and can be resumed.
+    """
+    try:
+        with Run(loaded, resume) as training:
+            train(training)
+            return finish(training)
+    except (EngineFailure, TrainerFailure) as error:
+        raise CheckFailed(f"{error}. `--resume` goes on from the last checkpoint in {loaded.recipe.output}.") from error
 
 
 def train(run: Run) -> None:

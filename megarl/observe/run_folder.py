@@ -68,9 +68,9 @@ class RunFolder:
         folder = cls(path)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            folder._refuse_content()
+            folder.refuse_used()
             folder._acquire()
-            folder._refuse_content()  # another process may have been faster
+            folder.refuse_used()  # another process may have been faster
             for place in (folder.rollouts, folder.checkpoints, folder.tensorboard):
                 place.mkdir()
         except FileExistsError:
@@ -184,8 +184,11 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refuse_content(self) -> None:
-        if any(entry.name != LOCK for entry in self.path.iterdir()):
+    def refuse_used(self) -> None:
+        """InputError if the folder is there and not empty, or a file of that name is. Changes nothing."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path}: the run folder cannot be made, a file of that name exists: use another `output`")
+        if self.path.is_dir() and any(entry.name != LOCK for entry in self.path.iterdir()):
             raise InputError(
                 f"{self.path}: the run folder exists and is not empty: use another `output`, or --resume to go on with the run in it"
             )

@@ -26,6 +26,7 @@ class Trainer:
     def __init__(self, actors: list[Any], config: RankConfig, max_tokens: int):
         self._actors, self.config, self.max_tokens = actors, config, max_tokens
         self._manifest: Manifest | None = None
+        self._starting: list[Any] = []
 
     @classmethod
     def start(cls, config: RankConfig, *, max_tokens: int, wait: bool = True) -> Trainer:
@@ -45,12 +46,7 @@ class Trainer:
 
     def wait_ready(self) -> None:
         """Block until every rank has its weights. Raises InputError for weights that do not fit."""
-        try:
-            ray.get(self._starting)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, InputError):
-                raise error.cause from None
-            raise
+        _get(self._starting)
         self._manifest = self._all("manifest")[0]
 
     @property
@@ -134,12 +130,26 @@ class Trainer:
         return _get([getattr(actor, method).remote(*arguments) for actor in self._actors])
 
 
+class TrainerFailure(RuntimeError):
+    """A training rank died, or could not do what it was told."""
+
+
 def _get(references: list[Any]) -> list[Any]:
-    """All results. The first failure of any rank is raised at once: the others may wait for the failed one for ever."""
+    """All results. The first failure of any rank is raised at once: the others may wait for the failed one for ever.
+
+    Raises InputError as the rank raised it (weights that do not fit), TrainerFailure for anything else.
+    """
     pending = list(references)
     while pending:
         ready, pending = ray.wait(pending, num_returns=1)
-        ray.get(ready)
+        try:
+            ray.get(ready[0])
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, InputError):
+                raise error.cause from None
+            raise TrainerFailure(f"training rank {references.index(ready[0])} failed: {error.cause!r}") from error
+        except ray.exceptions.RayActorError as error:
+            raise TrainerFailure(f"training rank {references.index(ready[0])} died") from error
     return ray.get(references)
 
 

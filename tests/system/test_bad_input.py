@@ -74,7 +74,9 @@ def test_a_model_folder_without_a_tokenizer(settings, tmp_path, capsys):
     refused(settings | {"model.path": tmp_path / "model"}, tmp_path, capsys, str(tmp_path / "model"), "tokenizer")
 
 
-@pytest.mark.parametrize("arguments", [("train",), ("train", "nowhere.yaml"), ("trian", "x"), ("report", "nowhere"), ("eval", QUICKSTART, "--model", "nowhere")])
+@pytest.mark.parametrize(
+    "arguments", [("train",), ("train", "nowhere.yaml"), ("trian", "x"), ("report", "nowhere"), ("eval", QUICKSTART, "--model", "nowhere")]
+)
 def test_command_line(arguments):
     said = megarl(*arguments, check=2).stderr
     assert "Traceback" not in said and said.strip()

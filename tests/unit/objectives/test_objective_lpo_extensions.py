@@ -78,7 +78,7 @@ def filled(**options) -> ReplayBuffer:
 
 
 def test_old_groups_are_forgotten_and_the_newest_are_not_their_own_replay():
-    drawn = filled().draw(100, version=4, seed=0)
+    drawn = filled(capacity=20).draw(100, version=4, seed=0)
     assert {group.version for group in drawn} == {1, 2, 3}
     assert filled(capacity=2).draw(100, version=5, seed=0)[0].version == 4
     assert filled().draw(100, version=20, seed=0) == [] and ReplayBuffer(4, 1).draw(2, 1, 0) == []
