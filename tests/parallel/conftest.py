@@ -3,7 +3,7 @@ import pytest
 from megarl.platform.rollout_env import ray_cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster():
     with ray_cluster():
         yield

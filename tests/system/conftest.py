@@ -1,11 +1,16 @@
 """A warmed-up quick-start model and its data, made by the commands that the quick start uses."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from megarl.cli import main
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "yaml" / "quickstart.yaml"
@@ -19,12 +24,26 @@ def megarl(*arguments, check=0, **options):
     return done
 
 
+class Done(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+def megarl_here(*arguments, check=0):
+    """The same command line in this process, which has imported already what takes a new one ten seconds."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(argument) for argument in arguments])
+    assert code == check, f"exit code {code}\n{out.getvalue()}\n{err.getvalue()}"
+    return Done(out.getvalue(), err.getvalue())
+
+
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
     """Folder with data/ and model/: 150 steps of supervised warm-up."""
     folder = tmp_path_factory.mktemp("warm")
-    megarl("create", "model", "tiny-qwen3", "--output", folder / "start")
-    megarl("create", "data", "countdown-tiny", "--output", folder / "data")
+    megarl_here("create", "model", "tiny-qwen3", "--output", folder / "start")
+    megarl_here("create", "data", "countdown-tiny", "--output", folder / "data")
     settings = {
         "output": folder / "sft",
         "model.path": folder / "start",
@@ -32,7 +51,7 @@ def warm(tmp_path_factory):
         "training.steps": 150,
         "training.threads_per_rank": 1,
     }
-    megarl("sft", ROOT / "yaml/quickstart_sft.yaml", *overrides(settings))
+    megarl_here("sft", ROOT / "yaml/quickstart_sft.yaml", *overrides(settings))
     os.rename(folder / "sft/model", folder / "model")
     return folder
 

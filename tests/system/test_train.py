@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from megarl.observe.metrics import read_metrics
-from tests.system.conftest import QUICKSTART, ROOT, megarl, overrides
+from tests.system.conftest import QUICKSTART, ROOT, megarl_here, overrides
 
 pytestmark = pytest.mark.system
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.system
 CLOCKS = ("time/", "throughput/")
 
 
-def train(output, settings, *flags, **options):
-    return megarl("train", QUICKSTART, *overrides({"output": output, **settings}), *flags, **options)
+def train(output, settings, *flags, check=0):
+    return megarl_here("train", QUICKSTART, *overrides({"output": output, **settings}), *flags, check=check)
 
 
 def rows(folder):
@@ -52,7 +52,7 @@ def test_the_folder_explains_itself(run):
         assert sum(v for k, v in row.items() if k.startswith("time/") and k != "time/step") == pytest.approx(row["time/step"], abs=1e-9)
     record = json.loads((run / "rollouts/step-000001.jsonl").read_text().splitlines()[0])
     assert {"prompt", "response", "answer", "verdict", "reward"} <= record.keys()
-    megarl("show", run / "recipe.yaml")
+    megarl_here("show", run / "recipe.yaml")
 
 
 def test_engine_and_trainer_agree_at_every_step(run):
@@ -61,13 +61,10 @@ def test_engine_and_trainer_agree_at_every_step(run):
 
 
 def test_without_the_sync_they_would_not(tmp_path, settings, monkeypatch):
-    from megarl.config.load import load_recipe
-    from megarl.loop import train as loop
     from megarl.loop.run import Run
 
     monkeypatch.setattr(Run, "sync_weights", lambda self, version: None)
-    chosen = settings | {"output": tmp_path / "run", "training.steps": 2, "evaluation.every": 0}
-    assert loop.run(load_recipe(QUICKSTART, overrides(chosen)[1::2]), resume=False) == 0
+    train(tmp_path / "run", settings | {"training.steps": 2, "evaluation.every": 0})
     before, after = (row["policy/logprob_diff_max"] for row in read_metrics(tmp_path / "run/metrics.jsonl"))
     assert before < 1e-4 < after
 
