@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_run(run, tmp_path, settings):
 
 def test_training_beside_generation_changes_nothing(run, tmp_path, settings):
     # With few sequences at a time the first mini-batch's prompts are done while others wait.
-    train(tmp_path / "overlapped", settings | {"rollout.overlap_training": True, "rollout.max_concurrent_sequences": 32})
+    train(tmp_path / "overlapped", settings | {"rollout.overlap_training": "true", "rollout.max_concurrent_sequences": 32})
     assert rows(tmp_path / "overlapped") == rows(run)
 
 
