@@ -70,9 +70,7 @@ class Run:
                 shutil.rmtree(leftover)
             checkpoint = max((p for p in self.folder.checkpoints.iterdir() if step_of(p) is not None), key=step_of, default=None)
             if checkpoint is not None:
-                state = json.loads((checkpoint / "state.json").read_text())
-                self.step, self.entropy = state["step"], state["entropy"]
-                self.inputs.stream.load_state_dict(state["stream"])
+                self._restore(checkpoint / "state.json")
             self.folder.truncate_metrics(self.step if checkpoint else -1)
             self.progress.recall(read_metrics(self.folder.metrics) if self.folder.metrics.exists() else [])
             where = f"step {self.step} ({checkpoint})" if checkpoint else "the start: there is no checkpoint yet"
@@ -83,6 +81,19 @@ class Run:
             if count:
                 self.progress.stage(f"{path}: {count} prompts longer than data.max_prompt_length left out")
         return checkpoint
+
+    def _restore(self, path: Path) -> None:
+        try:
+            state = json.loads(path.read_text())
+            self.step, self.entropy = int(state["step"]), state["entropy"]
+            stream = dict(state["stream"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path}: the checkpoint is damaged ({error!r}); remove {path.parent} to resume from the one before."
+            ) from None
+        if self.step > self.recipe.training.steps:
+            raise InputError(f"{path}: step {self.step} is done already; training.steps = {self.recipe.training.steps} is below it.")
+        self.inputs.stream.load_state_dict(stream)
 
     def _check_resumable(self) -> None:
         before = load_recipe(self.folder.recipe).recipe.model_dump()

@@ -186,6 +186,17 @@ def test_resume_refuses_another_run(run, settings, tmp_path):
     assert "no such run folder" in train(tmp_path / "none", settings, "--resume", check=2).stderr
 
 
+def test_a_damaged_checkpoint_is_named(run, settings, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(run, folder)
+    state = folder / "checkpoints/step-000005/state.json"
+    state.write_text(state.read_text()[:20])
+    assert str(state) in train(folder, settings, "--resume", check=2).stderr
+    shutil.rmtree(folder / "checkpoints/step-000005")
+    shutil.rmtree(folder / "checkpoints/step-000004/megatron")
+    assert "step-000004/megatron" in train(folder, settings, "--resume", check=2).stderr
+
+
 @pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2}, {"data": 2}])
 def test_the_recipe_runs_under_other_layouts(run, tmp_path, settings, layout):
     chosen = settings | {f"training.layout.{key}": value for key, value in layout.items()} | {"training.steps": 1, "evaluation.every": 0}
