@@ -4,8 +4,8 @@
     make quickstart                                          # or any warmed-up model and data
     .venv/bin/python benchmarks/end_to_end/run.py [--rounds 3] [--steps 12] [--set KEY=VALUE ...]
 
-Prints the median seconds of a step by phase over all rounds, without the first two steps of each run, and the ratio of the steps. Only ratios of
-one such run mean something: the machine's speed changes from hour to hour.
+Prints the median seconds of a step by phase over all rounds, without the first two steps of each run, and the ratio of the steps. Only the
+ratios of one such run mean something: the machine's speed changes from hour to hour.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def ours(model: Path, data: Path, steps: int, overrides: list[str]) -> list[dict
 
 def theirs(model: Path, data: Path, steps: int) -> list[dict[str, float]]:
     command = [ROOT / ".venv-trl/bin/python", ROOT / "benchmarks/end_to_end/trl_steps.py", model, data, steps]
-    done = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True, cwd=ROOT)
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
 
 

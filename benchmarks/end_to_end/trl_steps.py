@@ -2,7 +2,7 @@
 
     .venv-trl/bin/python benchmarks/end_to_end/trl_steps.py MODEL TRAIN.jsonl STEPS
 
-The same model, prompts per step, responses per prompt, mini-batches, optimizer, reward function and number of updates as yaml/quickstart.yaml.
+The same model, prompts per step, responses per prompt, mini-batches, optimizer, reward function, number of updates as yaml/quickstart.yaml.
 A step is one rollout of 64 x 8 responses and 4 optimizer updates, that is 4 steps in TRL's count. On a CPU TRL's weight sync writes into
 weights that vLLM has repacked; `repaired_sync` does what vLLM offers for that, so that the engine samples from the trained policy.
 """
@@ -28,17 +28,19 @@ os.environ |= {
     "VLLM_USE_AOT_COMPILE": "0",
 }
 
-import pyarrow  # noqa: E402
-import torch  # noqa: E402
-import trl.extras.profiling as profiling  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from datasets.table import InMemoryTable  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from trl.generation.vllm_generation import VLLMGeneration  # noqa: E402
+import itertools
 
-from megarl.tasks.dataset import Example, read_examples  # noqa: E402
-from megarl.tasks.verifiers import make_verifier  # noqa: E402
+import pyarrow
+import torch
+import trl.extras.profiling as profiling
+from datasets import Dataset
+from datasets.table import InMemoryTable
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+
+from megarl.tasks.dataset import Example, read_examples
+from megarl.tasks.verifiers import make_verifier
 
 PROMPTS, SAMPLES, UPDATES, MAX_NEW, LEARNING_RATE = 64, 8, 4, 12, 1e-4
 
@@ -149,7 +151,7 @@ def main(model_path: str, data_path: str, steps: int) -> None:
     trainer.train()
     snapshots.append(dict(seconds) | {"clock": time.perf_counter()})
     result = []
-    for before, after in zip(snapshots, snapshots[1:], strict=False):
+    for before, after in itertools.pairwise(snapshots):
         spent = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in after}
         step = spent["clock"]
         phases = {

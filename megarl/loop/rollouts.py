@@ -53,7 +53,7 @@ class JudgedRollouts:
         return sum(len(response.token_ids) for response in self.responses)
 
     def metrics(self) -> dict[str, float]:
-        """Rewards, lengths and verdicts; the entropy is the mean of -log p of the sampled tokens, its unbiased estimate, over all of them."""
+        """Rewards, lengths and verdicts. The entropy is the mean of -log p over all sampled tokens: an unbiased estimate."""
         lengths = np.array([len(response.token_ids) for response in self.responses])
         logprobs = np.concatenate([np.asarray(response.logprobs, dtype=np.float64) for response in self.responses])
         correct = self.correct

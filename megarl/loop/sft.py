@@ -95,7 +95,7 @@ def run(loaded: Loaded[SftRecipe]) -> int:
     longest = recipe.data.max_prompt_length + max(len(data._encode(t)) for p in data.stream.prompts for t in p.example.demonstrations)
     if longest > config.shape.max_positions:
         raise InputError(
-            f"{recipe.data.train}: prompts and demonstrations of up to {longest} tokens; the model has {config.shape.max_positions} positions."
+            f"{recipe.data.train}: prompts and demonstrations of up to {longest} tokens; the model has {config.shape.max_positions}."
         )
     progress = Progress(recipe.training.steps)
     with RunFolder.create(recipe.output) as folder, StopRequest(progress.stage) as stop:

@@ -6,6 +6,8 @@ attention refuses context parallelism and packed sequences.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from megatron.core.transformer.module import MegatronModule
@@ -44,7 +46,7 @@ class CoreAttention(MegatronModule):
 
     def _packed(self, query, key, value, bounds: list[int]):
         outs = []
-        for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, end in itertools.pairwise(bounds):
             q, k, v = (x[start:end].transpose(0, 1)[None] for x in (query, key, value))
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=self.grouped)
             outs.append(out[0].transpose(0, 1))

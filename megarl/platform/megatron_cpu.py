@@ -22,7 +22,10 @@ import warnings
 import torch
 
 _CPU = torch.device("cpu")
-_FACTORIES = ["empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "empty_like", "zeros_like", "ones_like", "full_like", "as_tensor", "linspace", "eye"]
+_FACTORIES = (
+    *("empty", "zeros", "ones", "full", "tensor", "as_tensor", "arange", "linspace", "eye", "rand", "randn"),
+    *("empty_like", "zeros_like", "ones_like", "full_like"),
+)
 _installed = False
 
 
