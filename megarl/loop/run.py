@@ -129,7 +129,8 @@ class Run:
         stack.callback(self.trainer.shutdown)
         self.trainer.wait_ready()
         self.fleet.wait_ready()
-        self.fleet.connect_weights(self.trainer.connect_sender)
+        host, port = self.trainer.meeting_point()
+        self.fleet.connect_weights(self.trainer.connect_sender, host=host, port=port)
         if checkpoint is not None:
             self.trainer.load(str(checkpoint / "megatron"))
             self.sync_weights(version=self.step)

@@ -40,13 +40,13 @@ class TrainingRank:
     def __init__(self, config: RankConfig, rank: int):
         self.config, self.rank = config, rank
 
-    def address(self) -> tuple[str, int]:
-        """Where the ranks can meet: this rank's address and a free port. Asked of rank 0 only."""
-        import os
+    def meeting_point(self) -> tuple[str, int]:
+        """This rank's address in the cluster and a free port there. Asked of rank 0 only."""
+        import ray
 
         from megarl.sync.transport import free_port
 
-        host = os.environ.get("MEGARL_HOST", "127.0.0.1")
+        host = ray.util.get_node_ip_address()
         return host, free_port(host)
 
     def start(self, host: str, port: int) -> bool:

@@ -38,7 +38,7 @@ class Trainer:
             max_restarts=0, runtime_env={"env_vars": rank_environment(config.threads)}, **rank_resources()
         )
         trainer = cls([actor_class.remote(config, rank) for rank in range(world)], config, max_tokens)
-        host, port = ray.get(trainer._actors[0].address.remote())
+        host, port = trainer.meeting_point()
         trainer._starting = [actor.start.remote(host, port) for actor in trainer._actors]
         if wait:
             trainer.wait_ready()
@@ -98,6 +98,10 @@ class Trainer:
         return merge_metrics(part for part in _get(references) if part is not None)
 
     # ------------------------------------------------------------------ weights
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Rank 0's address and a free port there, for a process group that it will listen for."""
+        return ray.get(self._actors[0].meeting_point.remote())
 
     def connect_sender(self, host: str, port: int, world_size: int) -> list[Any]:
         return [self._actors[0].connect_sender.remote(host, port, world_size)]
