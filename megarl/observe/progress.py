@@ -16,7 +16,7 @@ from megarl.observe.names import clock, headline_metrics, pass_metrics, percent,
 from megarl.observe.run_folder import RunFolder, step_of
 
 _RECENT = 10  # steps that the time left is estimated from: covers the usual evaluation interval
-_FIELDS = (("len", "response/length_mean", 1), ("entropy", "policy/entropy", 2), ("grad", "policy/grad_norm", 2))
+_FIELDS = (("loss", "sft/loss", 3), ("len", "response/length_mean", 1), ("entropy", "policy/entropy", 2), ("grad", "policy/grad_norm", 2))
 _BOLD, _DIM, _GREEN, _RED, _RESET = "\033[1m", "\033[2m", "\033[32m", "\033[31m", "\033[0m"
 
 
