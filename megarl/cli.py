@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megarl import __version__
-from megarl.errors import CheckFailed, InputError
+from megarl.errors import CheckFailed, InputError, RunFailed
 
 CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 INTERRUPTED = 130
@@ -173,10 +173,13 @@ def _run(argv: Sequence[str] | None) -> int:
     args = _parse(argv)
     try:
         return args.run(args)
+    except SystemExit as error:  # not argparse's: code of the user's, which must not end a run as if it were done
+        print(f"megarl: something in the run called sys.exit({error.code})", file=sys.stderr)
+        return 1
     except InputError as error:
         print(f"megarl: error: {error}", file=sys.stderr)
         return 2
-    except CheckFailed as error:
+    except (CheckFailed, RunFailed) as error:
         print(f"megarl: {error}", file=sys.stderr)
         return 1
 

@@ -20,6 +20,9 @@ PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Engines sample as at 0.01 below it and refuse more than 2.
+Temperature = Annotated[float, Field(ge=0.01, le=2, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -61,7 +64,7 @@ class Rollout(Section):
     responses_per_prompt: PositiveInt = 8
     max_response_length: PositiveInt = 1024
     """In tokens, the end-of-sequence token included."""
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_concurrent_sequences: PositiveInt = 256
     """Sequences that one engine decodes at the same time."""
@@ -134,7 +137,7 @@ class Evaluation(Section):
     """In steps; 0: never. The weights before the first and after the last step are always evaluated unless it is 0."""
     responses_per_prompt: PositiveInt = 8
     k: list[PositiveInt] = [1, 8]
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     max_prompts: PositiveInt | None = None
 
     @model_validator(mode="after")
@@ -153,7 +156,7 @@ class Checkpoint(Section):
 class Recipe(Section):
     """A reinforcement-learning run: `megarl train RECIPE`."""
 
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     output: Text
     """Folder of the run; it must not exist unless the run is resumed."""
     model: Model
@@ -189,7 +192,7 @@ class SftTraining(Section):
 class SftRecipe(Section):
     """Supervised warm-up on worked examples: `megarl sft RECIPE`. The result is a Hugging Face folder."""
 
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     output: Text
     """Folder of the run; the model is written to `output`/model."""
     model: Model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -66,7 +67,7 @@ class Run:
         checkpoint = None
         if self.resume:
             self._check_resumable()
-            for leftover in self.folder.checkpoints.glob(".*"):
+            for leftover in self.folder.checkpoints.glob(".step-*"):  # a save that did not end
                 shutil.rmtree(leftover)
             checkpoint = max((p for p in self.folder.checkpoints.iterdir() if step_of(p) is not None), key=step_of, default=None)
             if checkpoint is not None:
@@ -87,10 +88,10 @@ class Run:
             state = json.loads(path.read_text())
             self.step, self.entropy = int(state["step"]), state["entropy"]
             stream = dict(state["stream"])
+            if self.step != step_of(path.parent) or not (self.entropy is None or math.isfinite(self.entropy)):
+                raise ValueError(f"step {self.step}, entropy {self.entropy}")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path}: the checkpoint is damaged ({error!r}); remove {path.parent} to resume from the one before."
-            ) from None
+            raise InputError(f"{path}: the checkpoint is damaged ({error!r}); remove {path.parent} to resume without it.") from None
         if self.step > self.recipe.training.steps:
             raise InputError(f"{path}: step {self.step} is done already; training.steps = {self.recipe.training.steps} is below it.")
         self.inputs.stream.load_state_dict(stream)

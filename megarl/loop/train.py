@@ -6,29 +6,27 @@ from collections.abc import Iterator
 
 from megarl.config.load import Loaded
 from megarl.config.recipe import Recipe
-from megarl.errors import CheckFailed
+from megarl.errors import RunFailed
 from megarl.loop.evaluate import evaluate
 from megarl.loop.policy_update import update_policy
 from megarl.loop.rollouts import JudgedRollouts
 from megarl.loop.run import Run
 from megarl.observe import report
-from megarl.rollout.fleet import EngineFailure
 from megarl.tasks.prompts import Prompt
 from megarl.training.optimizer import learning_rate
-from megarl.training.trainer import TrainerFailure
 
 
 def run(loaded: Loaded[Recipe], resume: bool) -> int:
     """`megarl train`: 0 when all steps are done, 128 + the signal's number when the run was told to stop.
 
-    Raises CheckFailed when an engine or a rank fails; what was saved before stays and can be resumed.
+    Raises RunFailed when an engine or a rank fails; what was saved before stays and can be resumed.
     """
     try:
         with Run(loaded, resume) as training:
             train(training)
             return finish(training)
-    except (EngineFailure, TrainerFailure) as error:
-        raise CheckFailed(f"{error}. `--resume` goes on from the last checkpoint in {loaded.recipe.output}.") from error
+    except RunFailed as error:
+        raise RunFailed(f"{error}. `--resume` goes on from the last checkpoint in {loaded.recipe.output}, if there is one.") from error
 
 
 def train(run: Run) -> None:
@@ -106,10 +104,10 @@ def times(rollouts: JudgedRollouts, seconds: dict[str, float]) -> dict[str, floa
 def finish(run: Run) -> int:
     """The end of a run that was not cut off: checkpoint, model, report, summary. Returns the exit code."""
     complete = run.step == run.recipe.training.steps
-    if not run.folder.checkpoint(run.step).exists():
-        run.save_checkpoint()
     if complete:
         run.trainer.export(str((run.folder.path / "model").resolve()))
+    if not run.folder.checkpoint(run.step).exists():
+        run.save_checkpoint()
     report.render(run.folder.path)
     run.progress.summary(run.folder)
     return 0 if complete else run.stop.exit_code

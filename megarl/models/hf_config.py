@@ -62,6 +62,8 @@ def read_model_shape(folder: str | Path) -> ModelShape:
     if not path.is_file():
         raise InputError(f"{folder}: has no config.json. `model.path` must be a Hugging Face folder with config.json and safetensors.")
     config = _read_json(path)
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: expected a JSON object.")
     family = config.get("model_type")
     if family not in _FAMILIES:
         raise InputError(f"{path}: model_type {family!r} is not supported; supported: {', '.join(_FAMILIES)}.")
@@ -71,6 +73,11 @@ def read_model_shape(folder: str | Path) -> ModelShape:
     ]
     if missing:
         raise InputError(f"{path}: lacks {', '.join(missing)}.")
+    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    optional = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+    for key in (*sizes, *(key for key in optional if config.get(key) is not None)):
+        if type(config[key]) is not int or config[key] < 1:
+            raise InputError(f"{path}: {key} is {config[key]!r}; expected a whole number above 0.")
     _refuse_variants(config, family, path)
     heads = config["num_attention_heads"]
     return ModelShape(
@@ -107,7 +114,7 @@ def _rope(config: dict, path: Path) -> tuple[float, float | None]:
 
 def _refuse_variants(config: dict, family: str, path: Path) -> None:
     """What the family's folder may switch on and this model would silently get wrong."""
-    expected = {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
+    expected = {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False, "quantization_config": None}
     if family != "qwen2":  # Qwen2 has its query, key and value biases without a key that says so
         expected["attention_bias"] = False
     for key, value in expected.items():

@@ -11,6 +11,9 @@ from safetensors import SafetensorError, safe_open
 from megarl.errors import InputError
 from megarl.models.hf_config import ModelShape
 
+# What some folders hold beside the weights: a table of rotary frequencies, the copy of a tied embedding.
+_NO_WEIGHTS = ("rotary_emb.inv_freq", "lm_head.weight")
+
 
 def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a Hugging Face folder of this shape."""
@@ -89,6 +92,9 @@ def check_weights(folder: str | Path, shape: ModelShape) -> None:
         InputError: no weights, a damaged file, a tensor that is missing or has another shape.
     """
     tensors = HFTensors(folder)
+    unknown = [name for name in tensors.files if name not in hf_shapes(shape) and not name.endswith(_NO_WEIGHTS)]
+    if unknown:
+        raise InputError(f"{folder}: the weights hold {unknown[0]}, of which its config.json knows nothing ({len(unknown)} such tensors).")
     for name, wanted in hf_shapes(shape).items():
         if tensors.shape(name) != wanted:
             raise InputError(f"{folder}: {name} has shape {tensors.shape(name)}; its config.json asks for {wanted}.")

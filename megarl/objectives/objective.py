@@ -192,7 +192,7 @@ def _imported(path: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         part = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         raise InputError(f"objective `{path}` cannot be imported: {error}; expected package.module:factory on the Python path") from error
     if not (isinstance(part, Composition) or callable(part)):
         raise InputError(f"objective `{path}` is {type(part).__name__}; expected a Composition or a function")

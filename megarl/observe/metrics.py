@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from megarl.observe.run_folder import RunFolder
 
 NONFINITE = "/nonfinite"
+_NONFINITE_VALUES = {"inf": math.inf, "-inf": -math.inf}
+_LARGEST = sys.float_info.max  # JSON's integers have no end
 
 
 class MetricsWriter:
@@ -87,8 +90,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         row = {name: value for name, value in line.items() if not name.endswith(NONFINITE)}
         for name, value in row.items():
             if value is None:
-                row[name] = float(line.get(name + NONFINITE, "nan"))
-            elif not isinstance(value, (int, float)):
+                row[name] = _NONFINITE_VALUES.get(str(line.get(name + NONFINITE)), math.nan)
+            elif isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _LARGEST:
                 raise InputError(f"{path}:{number}: expected a number for `{name}`, got {value!r}: mend or remove the line")
         if not isinstance(row.get("step"), int):
             raise InputError(f"{path}:{number}: expected an integer `step`: mend or remove the line")
@@ -99,11 +102,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Objects of a JSONL file. A half-written last line, left by a process that was killed, is left out; other faults are InputErrors."""
     rows = []
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):  # no newline after it; empty when the file is whole
                 break
             raise InputError(f"{path}:{number}: not valid JSON: mend or remove the line") from None

@@ -94,10 +94,11 @@ class RunFolder:
             raise InputError(f"{path}: not a run folder, {' and '.join(missing)} missing: check `output`, or start without --resume")
         try:
             folder._acquire()
+            for place in (folder.rollouts, folder.tensorboard):
+                place.mkdir(exist_ok=True)
         except OSError as error:
+            folder.close()
             raise InputError(f"{path}: the run folder cannot be written ({error.strerror})") from None
-        for place in (folder.rollouts, folder.tensorboard):
-            place.mkdir(exist_ok=True)
         return folder
 
     @property
@@ -145,8 +146,11 @@ class RunFolder:
         """
         now = describe_environment() | {"seed": seed, "recipe": os.fspath(recipe)}
         if self.environment.exists():
-            before = json.loads(self.environment.read_text(encoding="utf-8"))
-            now["earlier_starts"] = [*before.pop("earlier_starts", []), before]
+            try:
+                before = dict(json.loads(self.environment.read_text(encoding="utf-8")))
+                now["earlier_starts"] = [*before.pop("earlier_starts", []), before]
+            except (OSError, ValueError, TypeError):  # it explains the run, no more: a damaged one must not keep the run from going on
+                now["earlier_starts"] = ["unreadable"]
         write_atomically(self.environment, json.dumps(now, indent=2) + "\n")
 
     def append_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
@@ -186,6 +190,12 @@ class RunFolder:
 
     def refuse_used(self) -> None:
         """InputError if the folder is there and not empty, or a file of that name is. Changes nothing."""
+        try:
+            self._refuse_used()
+        except OSError as error:
+            raise InputError(f"{self.path}: the run folder cannot be used ({error.strerror}): use another `output`") from None
+
+    def _refuse_used(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path}: the run folder cannot be made, a file of that name exists: use another `output`")
         if self.path.is_dir() and any(entry.name != LOCK for entry in self.path.iterdir()):

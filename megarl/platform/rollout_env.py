@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -78,15 +79,16 @@ def ray_cluster(object_store_mib: int = 128) -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="megarl-ray-")
     watching = None
     try:
-        ray.init(
-            address="local",
-            num_cpus=1,  # actors share the machine and ask for none; Ray starts one idle worker per CPU that it is told of
-            include_dashboard=False,
-            object_store_memory=object_store_mib << 20,
-            _node_ip_address=LOOPBACK,
-            _temp_dir=folder,
-            **quiet,
-        )
+        with _own_session():
+            ray.init(
+                address="local",
+                num_cpus=1,  # actors share the machine and ask for none; Ray starts one idle worker per CPU that it is told of
+                include_dashboard=False,
+                object_store_memory=object_store_mib << 20,
+                _node_ip_address=LOOPBACK,
+                _temp_dir=folder,
+                **quiet,
+            )
         watching = _start_reaper(folder)
         yield
     finally:
@@ -101,6 +103,20 @@ def ray_cluster(object_store_mib: int = 128) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _own_session() -> Iterator[None]:
+    """Ray's processes get sessions of their own: a signal to this process's group (Ctrl-C, `timeout`) must reach this process alone, which
+    then ends its step and stops them in order."""
+    from ray._private import services
+
+    plain = services.ConsolePopen
+    services.ConsolePopen = functools.partial(plain, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = plain
 
 
 def _start_reaper(folder: str) -> subprocess.Popen[bytes]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import ray
 
 from megarl import platform
+from megarl.errors import RunFailed
 from megarl.platform.rollout_env import engine_environment, engine_resources
 from megarl.rollout.engine import EngineConfig, GroupRequest, RolloutEngine
 from megarl.rollout.response import Response
@@ -35,7 +36,7 @@ class Timeouts:
     """Short commands: pause, abort, health."""
 
 
-class EngineFailure(RuntimeError):
+class EngineFailure(RunFailed):
     """An engine died, failed or did not answer in time; `engine` is its index."""
 
     def __init__(self, engine: int, message: str) -> None:
@@ -192,7 +193,7 @@ class Fleet:
                 late = sorted(engines[reference] for reference in pending if reference in engines)
                 if late:
                     raise EngineFailure(late[0], f"did not answer within {timeout:g} s {doing}")
-                raise RuntimeError(f"the trainer did not answer within {timeout:g} s {doing}")
+                raise RunFailed(f"the trainer did not answer within {timeout:g} s {doing}")
             if ready[0] in engines:
                 self._get(ready[0], engines[ready[0]], doing)
                 continue
@@ -202,7 +203,7 @@ class Fleet:
                 failed, _ = ray.wait([r for r in pending if r in engines], num_returns=len(engines), timeout=5.0) if pending else ([], [])
                 for reference in failed:
                     self._get(reference, engines[reference], doing)
-                raise RuntimeError(f"the trainer failed {doing}: {error}") from error
+                raise RunFailed(f"the trainer failed {doing}: {error}") from error
         return [ray.get(reference) for reference in engines]
 
     def _get(self, reference: Any, engine: int, doing: str) -> Any:

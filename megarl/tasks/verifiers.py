@@ -73,7 +73,7 @@ def _judge_one(verifier: Verifier, response: str, example: Example) -> Verdict:
         verdict = verifier(response, example)
     except InputError:
         raise
-    except Exception as error:  # whatever the verifier fails with is a fact about the verifier
+    except (Exception, SystemExit) as error:  # whatever the verifier fails with is a fact about the verifier
         return Verdict("crash", 0.0, detail=f"{type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):
         return Verdict("crash", 0.0, detail=f"returned {type(verdict).__name__}, expected a Verdict")
@@ -103,7 +103,7 @@ def _import_function(path: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InputError(f'verifier.name: "{path}": no module "{error.name}"; install it or add its folder to PYTHONPATH') from None
-    except Exception as error:  # the user's module may fail with anything while it is imported
+    except (Exception, SystemExit) as error:  # the user's module may fail with anything while it is imported
         raise InputError(f'verifier.name: "{path}": importing it fails ({type(error).__name__}: {error})') from error
     if not hasattr(module, attribute):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]

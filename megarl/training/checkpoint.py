@@ -8,9 +8,9 @@ import torch
 
 from megarl.models.policy import unwrap
 
-# Distributed-optimizer shards are written by parameter, so that any other layout can read them.
+# The distributed optimizer's shards are put together by parameter, so that any other layout can read them.
 _METADATA = {
-    "distrib_optim_sharding_type": "fully_sharded_model_space",
+    "distrib_optim_sharding_type": "fully_reshardable",
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from megarl.errors import InputError
+from megarl.errors import InputError, RunFailed
 from megarl.models.hf_config import check_layout, read_model_shape
 from megarl.models.hf_tensors import check_weights
 from megarl.objectives import Update
@@ -101,7 +101,7 @@ class Trainer:
 
     def meeting_point(self) -> tuple[str, int]:
         """Rank 0's address and a free port there, for a process group that it will listen for."""
-        return ray.get(self._actors[0].meeting_point.remote())
+        return _get([self._actors[0].meeting_point.remote()])[0]
 
     def connect_sender(self, host: str, port: int, world_size: int) -> list[Any]:
         return [self._actors[0].connect_sender.remote(host, port, world_size)]
@@ -134,7 +134,7 @@ class Trainer:
         return _get([getattr(actor, method).remote(*arguments) for actor in self._actors])
 
 
-class TrainerFailure(RuntimeError):
+class TrainerFailure(RunFailed):
     """A training rank died, or could not do what it was told."""
 
 

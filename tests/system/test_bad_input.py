@@ -57,6 +57,9 @@ def test_data(settings, tmp_path, capsys, key, content, said):
         ({"rollout.max_response_length": 1000}, ["128 positions", "rollout.max_response_length"]),
         ({"data.max_prompt_length": 3}, ["data.max_prompt_length"]),
         ({"rollout.temperature": 0}, ["rollout.temperature"]),
+        ({"rollout.temperature": 0.001}, ["rollout.temperature"]),
+        ({"evaluation.temperature": 3}, ["evaluation.temperature"]),
+        ({"seed": 2**63}, ["seed"]),
         ({"training.steps": "many"}, ["training.steps"]),
     ],
 )

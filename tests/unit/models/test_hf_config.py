@@ -55,6 +55,11 @@ def test_rope_in_the_newer_place(tmp_path):
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"vocab_size": None}, "vocab_size"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers is '4'"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"head_dim": 0}, "head_dim"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
 )
 def test_what_would_be_computed_wrong_is_refused(tmp_path, changes, said):
@@ -69,6 +74,9 @@ def test_missing_and_damaged_folders(tmp_path):
         read_model_shape(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="cannot be read as JSON"):
+        read_model_shape(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(InputError, match="JSON object"):
         read_model_shape(tmp_path)
 
 

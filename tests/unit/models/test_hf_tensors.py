@@ -48,6 +48,13 @@ def test_a_missing_tensor_and_a_wrong_shape_are_named(folder):
         check_weights(folder, shape)
 
 
+def test_weights_of_more_layers_than_the_config_says(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    with pytest.raises(InputError, match=r"model\.layers\.[45]\."):
+        check_weights(folder, read_model_shape(folder))
+
+
 def test_a_damaged_file(folder):
     (folder / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(InputError, match="cannot be read as safetensors"):

@@ -91,6 +91,13 @@ def test_a_stop_of_the_run_is_not_a_crash():
         judge(stop, ["x"], [EXAMPLE])
 
 
+def test_a_verifier_that_exits_does_not_end_the_run():
+    def leave(response, example):
+        raise SystemExit(0)
+
+    assert judge(leave, ["x"], [EXAMPLE])[0].status == "crash"
+
+
 def test_responses_and_examples_belong_together():
     with pytest.raises(ValueError, match=r"2 responses for 1 examples"):
         judge(mine("equal"), ["x", "y"], [EXAMPLE])
