@@ -27,7 +27,10 @@ from megarl.rollout.fleet import Fleet
 from megarl.training.trainer import Trainer
 
 # What a resumed run may not change: the steps before the checkpoint would have been others.
-_FIXED_ON_RESUME = ("seed", "model", "data.train", "data.chat", "data.shuffle", "rollout.prompts_per_step", "rollout.responses_per_prompt")
+_FIXED_ON_RESUME = (
+    *("seed", "model", "data.train", "data.chat", "data.shuffle", "rollout.prompts_per_step", "rollout.responses_per_prompt"),
+    "training.optimizer.distributed",  # its state is laid out in another way
+)
 
 
 class Run:
