@@ -54,7 +54,7 @@ class Run:
             checkpoint = self._prepare_folder()
             self.metrics = stack.enter_context(MetricsWriter(self.folder))
             self.ledger = Ledger()
-            self.stop = stack.enter_context(StopRequest(self.progress.stage))
+            self.stop = stack.enter_context(StopRequest(self.progress.stage, "stopping after this step, with a checkpoint"))
             self._start_roles(stack, checkpoint)
             self.ledger.close_step()  # the start belongs to no step
             self._stack = stack.pop_all()

@@ -98,7 +98,7 @@ def run(loaded: Loaded[SftRecipe]) -> int:
             f"{recipe.data.train}: prompts and demonstrations of up to {longest} tokens; the model has {config.shape.max_positions}."
         )
     progress = Progress(recipe.training.steps)
-    with RunFolder.create(recipe.output) as folder, StopRequest(progress.stage) as stop:
+    with RunFolder.create(recipe.output) as folder, StopRequest(progress.stage, "stopping, no model is kept") as stop:
         folder.write_recipe(to_yaml(recipe))
         folder.write_environment(recipe.seed, loaded.path)
         progress.stage(f"starting {recipe.training.layout.world_size} training rank(s)")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 class StopRequest:
-    """Listens for SIGINT and SIGTERM from `with` on. `signal` is the first one that came, or None."""
+    """Listens for SIGINT and SIGTERM from `with` on. `signal` is the first one that came, or None; `what` says what it leads to."""
 
-    def __init__(self, announce: Callable[[str], None]):
+    def __init__(self, announce: Callable[[str], None], what: str):
         self.signal: signal.Signals | None = None
-        self._announce = announce
+        self._announce, self._what = announce, what
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
@@ -37,4 +37,4 @@ class StopRequest:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        self._announce(f"{self.signal.name}: stopping after this step, with a checkpoint (once more: at once)")
+        self._announce(f"{self.signal.name}: {self._what} (once more: at once)")
