@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from megarl.errors import InputError
 from megarl.objectives import TokenBatch
 from megarl.rollout.response import Response
 from megarl.tasks.prompts import Prompt
@@ -32,6 +33,13 @@ class JudgedRollouts:
         """The parts of a step, in order, as one."""
         every = lambda name: [item for part in parts for item in getattr(part, name)]
         return parts[0] if len(parts) == 1 else cls(every("prompts"), every("responses"), every("texts"), every("verdicts"), parts[0].first)
+
+    def groups(self, chosen: Sequence[int]) -> JudgedRollouts:
+        """The prompts at `chosen` with their responses."""
+        pick = lambda items: [items[i * self.n + j] for i in chosen for j in range(self.n)]
+        prompts = [self.prompts[i] for i in chosen]
+        responses = [replace(response, prompt_index=self.first + i // self.n) for i, response in enumerate(pick(self.responses))]
+        return JudgedRollouts(prompts, responses, pick(self.texts), pick(self.verdicts), self.first)
 
     @property
     def n(self) -> int:
@@ -86,6 +94,19 @@ class JudgedRollouts:
             for i in chosen
         ]
 
+    def reward_vectors(self) -> list[torch.Tensor]:
+        """N matrices [m, k]; a response about which nothing is known has m = 0."""
+        matrices = []
+        for i, verdict in enumerate(self.verdicts):
+            if verdict.vector is None and verdict.status not in ("timeout", "crash", "skipped"):
+                raise InputError(
+                    f"example {self.prompts[i // self.n].id!r}: the verifier gave a number as reward; the objective needs reward vectors "
+                    "(`Verdict.vector`; with `countdown`: verifier.args.components = true)."
+                )
+            rows = torch.tensor(verdict.vector or [], dtype=torch.float64)
+            matrices.append(rows if rows.dim() == 2 else rows.reshape(0, 0))
+        return matrices
+
     def sequences(self) -> Sequences:
         """Prompt and response tokens, for the trainer."""
         prompts = [self.prompts[response.prompt_index - self.first].token_ids for response in self.responses]
@@ -99,8 +120,12 @@ class JudgedRollouts:
         old_logp: np.ndarray | None = None,
         ref_logp: np.ndarray | None = None,
         entropy: np.ndarray | None = None,
+        vectors: bool = False,
     ) -> TokenBatch:
-        """The objective's flat batch; [T] arrays are in the order of the response tokens. Groups are the prompts."""
+        """The objective's flat batch; [T] arrays are in the order of the response tokens. Groups are the prompts.
+
+        `vectors`: rewards are the verdicts' matrices. Raises InputError if the verifier gives none.
+        """
         lengths = torch.tensor([len(response.token_ids) for response in self.responses])
         rollout_logp = torch.tensor([x for response in self.responses for x in response.logprobs], dtype=torch.float32)
         optional = lambda array: None if array is None else torch.from_numpy(array)
@@ -108,7 +133,7 @@ class JudgedRollouts:
             sequence=torch.repeat_interleave(torch.arange(len(self.responses)), lengths),
             mask=torch.ones(len(rollout_logp), dtype=torch.bool),
             group=torch.tensor([response.prompt_index - self.first for response in self.responses]),
-            reward=torch.from_numpy(self.rewards),
+            reward=self.reward_vectors() if vectors else torch.from_numpy(self.rewards),
             correct=torch.from_numpy(self.correct.reshape(-1)),
             truncated=torch.tensor([response.finish_reason == "length" for response in self.responses]),
             old_logp=optional(old_logp),

@@ -23,6 +23,8 @@ class Verdict:
     reward: float
     extracted: Any = None
     detail: str = ""
+    vector: tuple[tuple[float, ...], ...] | None = None
+    """[m, k] k rewards for each of the m answers in the response; m = 0: none could be parsed. None: the verifier gives no vectors."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
