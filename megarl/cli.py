@@ -54,7 +54,7 @@ def _show(args: argparse.Namespace) -> int:
         sys.stdout.write(show.field_reference())
         return 0
     if args.recipe is None:
-        raise InputError("show: expected the path of a recipe, or --fields")
+        raise InputError("show: expected the path of a recipe, or --fields.")
     from megarl.config.load import load_any_recipe
 
     loaded = load_any_recipe(args.recipe, args.set)
@@ -98,9 +98,9 @@ def _options(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InputError(f"{text}: expected key=value")
+            raise InputError(f"{text}: expected key=value.")
         if key in options:
-            raise InputError(f"{text}: `{key}` is given twice")
+            raise InputError(f"{text}: `{key}` is given twice.")
         options[key] = value
     return options
 

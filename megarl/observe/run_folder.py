@@ -74,10 +74,10 @@ class RunFolder:
             for place in (folder.rollouts, folder.checkpoints, folder.tensorboard):
                 place.mkdir()
         except FileExistsError:
-            raise InputError(f"{path}: the run folder cannot be made, a file of that name exists: use another `output`") from None
+            raise InputError(f"{path}: the run folder cannot be made, a file of that name exists: use another `output`.") from None
         except OSError as error:
             folder.close()
-            raise InputError(f"{path}: the run folder cannot be made ({error.strerror}): use another `output`") from None
+            raise InputError(f"{path}: the run folder cannot be made ({error.strerror}): use another `output`.") from None
         except InputError:
             folder.close()
             raise
@@ -88,17 +88,17 @@ class RunFolder:
         """Lock the folder of an earlier run to go on with it. InputError when it is none, or when another process writes it."""
         folder = cls(path)
         if not folder.path.is_dir():
-            raise InputError(f"{path}: there is no such run folder to resume: check `output`, or start without --resume")
+            raise InputError(f"{path}: there is no such run folder to resume: check `output`, or start without --resume.")
         missing = [place.name for place in (folder.recipe, folder.checkpoints) if not place.exists()]
         if missing:
-            raise InputError(f"{path}: not a run folder, {' and '.join(missing)} missing: check `output`, or start without --resume")
+            raise InputError(f"{path}: not a run folder, {' and '.join(missing)} missing: check `output`, or start without --resume.")
         try:
             folder._acquire()
             for place in (folder.rollouts, folder.tensorboard):
                 place.mkdir(exist_ok=True)
         except OSError as error:
             folder.close()
-            raise InputError(f"{path}: the run folder cannot be written ({error.strerror})") from None
+            raise InputError(f"{path}: the run folder cannot be written ({error.strerror}).") from None
         return folder
 
     @property
@@ -193,20 +193,20 @@ class RunFolder:
         try:
             self._refuse_used()
         except OSError as error:
-            raise InputError(f"{self.path}: the run folder cannot be used ({error.strerror}): use another `output`") from None
+            raise InputError(f"{self.path}: the run folder cannot be used ({error.strerror}): use another `output`.") from None
 
     def _refuse_used(self) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path}: the run folder cannot be made, a file of that name exists: use another `output`")
+            raise InputError(f"{self.path}: the run folder cannot be made, a file of that name exists: use another `output`.")
         if self.path.is_dir() and any(entry.name != LOCK for entry in self.path.iterdir()):
             raise InputError(
-                f"{self.path}: the run folder exists and is not empty: use another `output`, or --resume to go on with the run in it"
+                f"{self.path}: the run folder exists and is not empty: use another `output`, or --resume to go on with the run in it."
             )
 
     def _acquire(self) -> None:
         # fcntl.lockf, not flock: children made by fork do not keep it, so that a killed run can be resumed at once.
         if self.path.resolve() in _locked_here:
-            raise InputError(f"{self.path}: this process writes the run folder already")
+            raise InputError(f"{self.path}: this process writes the run folder already.")
         handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,7 +215,7 @@ class RunFolder:
                 owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
                 os.close(handle)
                 raise InputError(
-                    f"{self.path}: another process writes this run folder ({owner}): wait for it, stop it, or use another `output`"
+                    f"{self.path}: another process writes this run folder ({owner}): wait for it, stop it, or use another `output`."
                 ) from None
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 os.close(handle)
