@@ -37,7 +37,7 @@ class Inputs:
             seed=recipe.seed,
         )
         self.tokenizer = load_tokenizer(recipe.model.path)
-        self.stop_token_ids = eos_token_ids(recipe.model.path)
+        self.stop_token_ids = eos_token_ids(recipe.model.path, self.rank_config.shape.vocab_size)
         self.dropped: dict[str, int] = {}
         self.stream = PromptStream(self._prompts(recipe.data.train), recipe.seed, recipe.data.shuffle)
         self.stream.check_batch(recipe.rollout.prompts_per_step)
