@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -19,7 +21,7 @@ from pydantic import ValidationError
 from megarl.config import fields
 from megarl.config.read import Entry, Origin, Problem, parse
 from megarl.config.recipe import Recipe, Section, SftRecipe
-from megarl.errors import InputError
+from megarl.errors import InputError, sentence
 
 R = TypeVar("R", bound=Section)
 
@@ -33,6 +35,27 @@ class Loaded(Generic[R]):
     recipe: R
     sources: dict[str, str]
     path: Path
+
+    @contextmanager
+    def naming(self, section: str) -> Iterator[None]:
+        """Put the source of the key at fault before an InputError of the block, which checks what only the `section`'s own room knows.
+
+        The key is the first one of the section that the message quotes, or its `name`.
+        """
+        try:
+            yield
+        except InputError as error:
+            text = str(error)
+            key = "" if text.startswith(section) else f"{section}: "
+            raise InputError(sentence(f"{self._source_of_quoted(section, text)}: {key}{text}")) from None
+
+    def _source_of_quoted(self, section: str, text: str) -> str:
+        own = {key.removeprefix(section): source for key, source in self.sources.items() if key.startswith(f"{section}.")}
+        for word in re.findall(r"""[`"']([\w.-]+)[`"']""", text):
+            for key, source in own.items():
+                if f".{word}." in f"{key}.":
+                    return source
+        return own.get(".name", str(self.path))
 
 
 def load_recipe(
@@ -252,9 +275,9 @@ def _given(value: Any) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, dict):
-        return "a mapping"
+        return "a mapping" if value else "an empty mapping"
     if isinstance(value, list):
-        return "a list"
+        return "a list" if value else "an empty list"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,7 +52,7 @@ def run(loaded: Loaded[Recipe], model: str | os.PathLike[str]) -> int:
     recipe = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"path": os.fspath(model)})})
     if not recipe.data.evaluation:
         raise InputError(f"{loaded.path}: `data.evaluation` names no held-out file.")
-    inputs = Inputs(recipe)
+    inputs = Inputs(replace(loaded, recipe=recipe))
     progress = Progress(0)
     progress.stage(f"starting {recipe.rollout.engines} engine(s) on {model}")
     with ray_cluster():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from megarl.config.load import Loaded
 from megarl.config.recipe import Recipe
 from megarl.errors import InputError
 from megarl.loop.rollouts import JudgedRollouts
@@ -22,12 +23,14 @@ from megarl.training.trainer import rank_config
 class Inputs:
     """A wrong input costs seconds here, not the start of a cluster. Raises InputError naming it."""
 
-    def __init__(self, recipe: Recipe):
-        self.recipe = recipe
-        self.objective = make_objective(recipe.objective)
-        if self.objective.uses_value_model:
-            raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
-        self.verifier = make_verifier(recipe.verifier.name, recipe.verifier.args)
+    def __init__(self, loaded: Loaded[Recipe]):
+        self.recipe = recipe = loaded.recipe
+        with loaded.naming("objective"):
+            self.objective = make_objective(recipe.objective)
+            if self.objective.uses_value_model:
+                raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
+        with loaded.naming("verifier"):
+            self.verifier = make_verifier(recipe.verifier.name, recipe.verifier.args)
         self.rank_config = rank_config(
             model_path=recipe.model.path,
             pad_vocab_to=recipe.model.pad_vocab_to_multiple_of,

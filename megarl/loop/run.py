@@ -49,7 +49,7 @@ class Run:
             self.progress = Progress(recipe.training.steps)
             if not self.resume:
                 RunFolder(recipe.output).refuse_used()  # before the inputs are read, which takes seconds
-            self.inputs = Inputs(recipe)
+            self.inputs = Inputs(self.loaded)
             self.folder = stack.enter_context(RunFolder.open(recipe.output) if self.resume else RunFolder.create(recipe.output))
             checkpoint = self._prepare_folder()
             self.metrics = stack.enter_context(MetricsWriter(self.folder))

@@ -65,11 +65,14 @@ def test_unknown_keys_name_the_nearest_known_one(write, minimal, key, suggestion
         ("data.evaluation.x=3", "data.evaluation.x: expected text (not empty), given 3"),
         ("data.evaluation.x=", "data.evaluation.x: expected text (not empty), given nothing"),
         ("output=''", "output: expected text (not empty), given the text ''"),
+        ("seed.x=1", "seed: expected integer >= 0, < 4294967296, given a mapping"),
+        ("evaluation.k=[]", "evaluation.k: expected list of integer >= 1 (not empty), given an empty list"),
+        ("evaluation.k=[1, 8, 1]", "evaluation: `k` holds 1 twice (`k`: --set)"),
         ("evaluation.k=[1, x]", "evaluation.k[1]: expected integer >= 1, given the text 'x'"),
         ("rollout.kv_cache_mib=0", "rollout.kv_cache_mib: expected integer >= 1 or null, given 0"),
         ("objective=grpo", "objective: expected mapping, given the text 'grpo'"),
         ("objective.name=3", "objective.name: expected the name of an objective, given 3"),
-        ("verifier.args=[]", "verifier.args: expected mapping, given a list"),
+        ("verifier.args=[]", "verifier.args: expected mapping, given an empty list"),
     ],
 )
 def test_wrong_values_name_what_was_expected_and_given(minimal, setting, expected):
@@ -217,3 +220,26 @@ def test_overrides_with_bad_values(minimal):
 
 def test_a_recipe_of_the_other_kind_is_recognised(minimal):
     assert "unknown key `objective`: it belongs to recipes of `megarl train`" in refusal(minimal, kind=SftRecipe)
+
+
+@pytest.mark.parametrize(
+    ("section", "message", "place"),
+    [
+        ("objective", "unknown parameter `clip_hi` of objective `grpo`; did you mean `clip_high`?", "x.yaml:6: objective: "),
+        ("objective", "objective `grpo` takes no parameter `eta`", "--set: "),
+        ("objective", "`coef` is -1; expected a number >= 0", "x.yaml:8: objective: "),
+        ("objective", "`kl` lacks `where`", "x.yaml:8: objective: "),
+        ("objective", "unknown objective `grpoo`", "x.yaml:5: objective: "),
+        ("verifier", 'verifier.args: "countdown" has no argument "fromat"', "base.yaml:5: "),
+        ("verifier", "verifier.args: f() got an unexpected keyword argument 'fromat'", "base.yaml:5: "),
+        ("verifier", 'verifier.name: "countdwn" is not known', "base.yaml:4: "),
+    ],
+)
+def test_what_another_room_refuses_gets_its_place(write, section, message, place):
+    """A parameter of the objective or verifier is checked where it is used; the message still names file and line, or --set."""
+    write("base.yaml", "model: {path: m}\ndata: {train: t}\nverifier:\n  name: countdown\n  args: {fromat: 1}\ntraining: {steps: 5}\n")
+    text = "base: base.yaml\noutput: o\n\nobjective:\n  name: grpo\n  clip_hi: 1\n  kl:\n    coef: -1\n"
+    loaded = load_recipe(write("x.yaml", text), ["objective.eta=1"])
+    with pytest.raises(InputError) as caught, loaded.naming(section):
+        raise InputError(message)
+    assert str(caught.value) == place + message.removesuffix(".") + ("" if message.endswith("?") else ".")
