@@ -132,7 +132,9 @@ class Run:
         self.trainer = Trainer.start(self.inputs.rank_config, max_tokens=recipe.training.micro_batch_tokens, wait=False)
         stack.callback(self.trainer.shutdown)
         self.trainer.wait_ready()
+        self.progress.stage("training ranks up")
         self.fleet.wait_ready()
+        self.progress.stage("engines up")
         host, port = self.trainer.meeting_point()
         self.fleet.connect_weights(self.trainer.connect_sender, host=host, port=port)
         if checkpoint is not None:

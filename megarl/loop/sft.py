@@ -115,6 +115,7 @@ def run(loaded: Loaded[SftRecipe]) -> int:
                 done = train(recipe, data, trainer, metrics, progress, stop)
                 if done:
                     trainer.export(str((folder.path / "model").resolve()))
+                progress.stage("ready")
             finally:
                 trainer.shutdown()
         progress.stage(f"model: {folder.path / 'model'}" if done else f"stopped; {folder.path} holds no model")
