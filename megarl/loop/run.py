@@ -16,6 +16,7 @@ from megarl.config.recipe import Recipe
 from megarl.config.show import to_yaml
 from megarl.errors import InputError
 from megarl.loop.inputs import Inputs, engine_threads
+from megarl.loop.resuming import changes
 from megarl.loop.rollouts import JudgedRollouts
 from megarl.loop.stopping import StopRequest
 from megarl.observe.ledger import Ledger
@@ -25,12 +26,6 @@ from megarl.observe.run_folder import RunFolder, step_of
 from megarl.platform.rollout_env import ray_cluster
 from megarl.rollout.fleet import Fleet
 from megarl.training.trainer import Trainer
-
-# What a resumed run may not change: the steps before the checkpoint would have been others.
-_FIXED_ON_RESUME = (
-    *("seed", "model", "data.train", "data.chat", "data.shuffle", "rollout.prompts_per_step", "rollout.responses_per_prompt"),
-    "training.optimizer.distributed",  # its state is laid out in another way
-)
 
 
 class Run:
@@ -100,13 +95,12 @@ class Run:
         self.inputs.stream.load_state_dict(stream)
 
     def _check_resumable(self) -> None:
-        before = load_recipe(self.folder.recipe).recipe.model_dump()
-        now = self.recipe.model_dump()
-        pick = lambda tree, key: tree if not key else pick(tree[key[0]], key[1:])
-        changed = [key for key in _FIXED_ON_RESUME if pick(before, key.split(".")) != pick(now, key.split("."))]
-        if changed:
-            lines = "; ".join(f"{key} was {pick(before, key.split('.'))!r}, is {pick(now, key.split('.'))!r}" for key in changed)
-            raise InputError(f"{self.folder.path}: a resumed run must keep what it was started with: {lines}. Use another `output`.")
+        refused, allowed = changes(load_recipe(self.folder.recipe).recipe, self.recipe)
+        if refused:
+            what = ", ".join(refused)
+            raise InputError(f"{self.folder.path}: a resumed run must keep what it was started with: {what}. Use another `output`.")
+        if allowed:
+            self.progress.stage(f"changed since the last start: {', '.join(allowed)}")
 
     def record(self, metrics: dict[str, float], rollouts: JudgedRollouts | None = None) -> None:
         """Write the metrics of the step that just ended, some of its rollouts, and its line on the terminal."""

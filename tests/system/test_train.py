@@ -182,7 +182,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(run, tmp_path, set
 
 def test_resume_refuses_another_run(run, settings, tmp_path):
     said = train(run, settings | {"seed": 5}, "--resume", check=2).stderr
-    assert "seed was 0, is 5" in said and "Traceback" not in said
+    assert "seed 0 -> 5" in said and "Traceback" not in said
     assert "no such run folder" in train(tmp_path / "none", settings, "--resume", check=2).stderr
 
 
