@@ -13,6 +13,7 @@ from megarl.config.recipe import Recipe
 from megarl.errors import InputError
 from megarl.evaluation.metrics import avg_at_k, pass_at_k
 from megarl.loop.inputs import Inputs, engine_threads
+from megarl.loop.machine import check_roles
 from megarl.observe.progress import Progress
 from megarl.platform.rollout_env import ray_cluster
 from megarl.rollout.fleet import Fleet
@@ -52,10 +53,13 @@ def run(loaded: Loaded[Recipe], model: str | os.PathLike[str]) -> int:
     recipe = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"path": os.fspath(model)})})
     if not recipe.data.evaluation:
         raise InputError(f"{loaded.path}: `data.evaluation` names no held-out file.")
+    roles = {"engines": recipe.rollout.engines, "tensor_parallel": recipe.rollout.tensor_parallel}
+    check_roles(**roles)
     inputs = Inputs(replace(loaded, recipe=recipe))
     progress = Progress(0)
     progress.stage(f"starting {recipe.rollout.engines} engine(s) on {model}")
     with ray_cluster():
+        check_roles(**roles)
         fleet = Fleet.start(inputs.engine_config(), recipe.rollout.engines, threads=engine_threads(recipe))
         try:
             prompts = sum(len(prompts) for prompts in inputs.evaluation.values())

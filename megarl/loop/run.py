@@ -16,6 +16,7 @@ from megarl.config.recipe import Recipe
 from megarl.config.show import to_yaml
 from megarl.errors import InputError
 from megarl.loop.inputs import Inputs, engine_threads
+from megarl.loop.machine import check_roles
 from megarl.loop.resuming import changes
 from megarl.loop.rollouts import JudgedRollouts
 from megarl.loop.stopping import StopRequest
@@ -44,6 +45,7 @@ class Run:
             self.progress = Progress(recipe.training.steps)
             if not self.resume:
                 RunFolder(recipe.output).refuse_used()  # before the inputs are read, which takes seconds
+            self._check_roles()
             self.inputs = Inputs(self.loaded)
             self.folder = stack.enter_context(RunFolder.open(recipe.output) if self.resume else RunFolder.create(recipe.output))
             checkpoint = self._prepare_folder()
@@ -111,6 +113,10 @@ class Run:
 
     # ------------------------------------------------------------------ roles
 
+    def _check_roles(self) -> None:
+        rollout = self.recipe.rollout
+        check_roles(engines=rollout.engines, tensor_parallel=rollout.tensor_parallel, ranks=self.recipe.training.layout.world_size)
+
     def _start_roles(self, stack: ExitStack, checkpoint: Path | None) -> None:
         recipe = self.recipe
         layout = recipe.training.layout
@@ -121,6 +127,7 @@ class Run:
         stack.enter_context(ray_cluster())
         # Ray has its own idea of SIGTERM; ours must be the last one installed.
         self.stop.listen()
+        self._check_roles()
         self.fleet = Fleet.start(self.inputs.engine_config(), recipe.rollout.engines, threads=engine_threads(recipe), wait=False)
         stack.callback(self.fleet.shutdown)
         self.trainer = Trainer.start(self.inputs.rank_config, max_tokens=recipe.training.micro_batch_tokens, wait=False)

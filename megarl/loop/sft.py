@@ -14,6 +14,7 @@ from megarl.config.load import Loaded
 from megarl.config.recipe import SftRecipe
 from megarl.config.show import to_yaml
 from megarl.errors import InputError
+from megarl.loop.machine import check_roles
 from megarl.loop.stopping import StopRequest
 from megarl.objectives import TokenBatch, make_objective
 from megarl.observe.ledger import Ledger
@@ -94,6 +95,7 @@ def run(loaded: Loaded[SftRecipe]) -> int:
     """`megarl sft`: 0 when done, 128 + the signal's number when told to stop (nothing is kept then but the metrics)."""
     recipe = loaded.recipe
     RunFolder(recipe.output).refuse_used()  # before the inputs are read, which takes seconds
+    check_roles(ranks=recipe.training.layout.world_size)
     config = rank_config(
         model_path=recipe.model.path,
         pad_vocab_to=recipe.model.pad_vocab_to_multiple_of,
@@ -110,12 +112,13 @@ def run(loaded: Loaded[SftRecipe]) -> int:
         progress.stage(f"starting {recipe.training.layout.world_size} training rank(s)")
         with ray_cluster(), MetricsWriter(folder) as metrics:
             stop.listen()
+            check_roles(ranks=recipe.training.layout.world_size)
             trainer = Trainer.start(config, max_tokens=recipe.training.micro_batch_tokens)
             try:
+                progress.stage("ready")
                 done = train(recipe, data, trainer, metrics, progress, stop)
                 if done:
                     trainer.export(str((folder.path / "model").resolve()))
-                progress.stage("ready")
             finally:
                 trainer.shutdown()
         progress.stage(f"model: {folder.path / 'model'}" if done else f"stopped; {folder.path} holds no model")
