@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from megarl import __version__
-from megarl.errors import CheckFailed, InputError, RunFailed
+from megarl.errors import CheckFailed, InputError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
     from megarl.config.load import Loaded
@@ -208,7 +208,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 done, 1 a check failed, 2 bad input, 130 interrupted."""
+    """Run one command; returns its exit code: 0 done, 1 a check failed, 2 bad input, 128 + n ended by signal n."""
     try:
         try:
             code = _run(argv)
@@ -223,9 +223,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes standard output once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("megarl: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return error.exit_code if isinstance(error, Interrupted) else INTERRUPTED
 
 
 def _output_is_closed() -> bool:

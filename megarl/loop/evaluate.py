@@ -14,6 +14,7 @@ from megarl.errors import InputError
 from megarl.evaluation.metrics import avg_at_k, pass_at_k
 from megarl.loop.inputs import Inputs, engine_threads
 from megarl.loop.machine import check_roles
+from megarl.loop.stopping import StopRequest
 from megarl.observe.progress import Progress
 from megarl.platform.rollout_env import ray_cluster
 from megarl.rollout.fleet import Fleet
@@ -49,7 +50,10 @@ def evaluate_fleet(inputs: Inputs, fleet: Fleet) -> dict[str, float]:
 
 
 def run(loaded: Loaded[Recipe], model: str | os.PathLike[str]) -> int:
-    """`megarl eval`: evaluate the Hugging Face folder `model` on the recipe's held-out data and print the metrics."""
+    """`megarl eval`: evaluate the Hugging Face folder `model` on the recipe's held-out data and print the metrics.
+
+    A signal ends it at once (Interrupted).
+    """
     recipe = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"path": os.fspath(model)})})
     if not recipe.data.evaluation:
         raise InputError(f"{loaded.path}: `data.evaluation` names no held-out file.")
@@ -58,7 +62,8 @@ def run(loaded: Loaded[Recipe], model: str | os.PathLike[str]) -> int:
     inputs = Inputs(replace(loaded, recipe=recipe))
     progress = Progress(0)
     progress.stage(f"starting {recipe.rollout.engines} engine(s) on {model}")
-    with ray_cluster():
+    with StopRequest(progress.stage, "stopping", at_once=True) as stop, ray_cluster():
+        stop.listen()  # Ray has its own idea of SIGTERM
         check_roles(**roles)
         fleet = Fleet.start(inputs.engine_config(), recipe.rollout.engines, threads=engine_threads(recipe))
         try:

@@ -169,6 +169,31 @@ def test_a_stopped_run_leaves_no_process_and_goes_on_as_if_it_had_not_been(run, 
     assert rows(folder) == rows(run)
 
 
+def read_until(process, text):
+    """What the process says, up to the line with `text`."""
+    said = ""
+    for line in process.stdout:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(said)
+
+
+@pytest.mark.parametrize("number, when", [(signal.SIGTERM, "ready"), (signal.SIGINT, "training ranks up")])
+def test_a_second_signal_ends_it_at_once(tmp_path, settings, home, number, when):
+    """Neither the step (of many prompts) nor the wait for the engines comes to its end."""
+    folder = tmp_path / "cut"
+    process = start(folder, settings | {"rollout.prompts_per_step": 2048, "evaluation.every": 0}, home)
+    for text in (when, "once more: at once", "stopping at once"):
+        read_until(process, text)
+        if text != "stopping at once":
+            process.send_signal(number)
+    output, _ = process.communicate()
+    assert (process.returncode, output) == (128 + number, "megarl: interrupted\n")
+    assert not rows(folder) and not list((folder / "checkpoints").iterdir())
+    assert_nothing_runs(home)
+
+
 def test_a_run_killed_before_its_first_checkpoint_starts_over(run, tmp_path, settings, home):
     folder = tmp_path / "early"
     process = start(folder, settings, home)
