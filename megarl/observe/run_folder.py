@@ -5,6 +5,7 @@ recipe.yaml  environment.json  metrics.jsonl  tensorboard/  rollouts/step-000010
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
@@ -14,6 +15,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -61,6 +63,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._lock: int | None = None
+        self._new = False
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -71,6 +74,7 @@ class RunFolder:
             folder.refuse_used()
             folder._acquire()
             folder.refuse_used()  # another process may have been faster
+            folder._new = True
             for place in (folder.rollouts, folder.checkpoints, folder.tensorboard):
                 place.mkdir()
         except FileExistsError:
@@ -185,8 +189,17 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Also empties a new folder if the input turned out to be wrong before any metrics were recorded: nothing half-written stays."""
+        if self._new and kind is InputError and not (self.metrics.exists() and self.metrics.stat().st_size):
+            self._remove()
         self.close()
+
+    def _remove(self) -> None:
+        for entry in self.path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        with contextlib.suppress(OSError):  # a link to a folder, for one
+            self.path.rmdir()
 
     def refuse_used(self) -> None:
         """InputError if the folder is there and not empty, or a file of that name is. Changes nothing."""
