@@ -194,6 +194,16 @@ def test_a_second_signal_ends_it_at_once(tmp_path, settings, home, number, when)
     assert_nothing_runs(home)
 
 
+def test_of_two_runs_started_at_once_in_one_folder_one_goes_on(tmp_path, settings, home):
+    folder = tmp_path / "shared"
+    both = [start(folder, settings | {"training.steps": 1, "evaluation.every": 0}, home) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], outputs
+    refused = next(output for output, process in zip(outputs, both, strict=True) if process.returncode == 2)
+    assert "Traceback" not in refused and "use another `output`" in refused
+    assert len(rows(folder)) == 1
+
+
 def test_a_run_killed_before_its_first_checkpoint_starts_over(run, tmp_path, settings, home):
     folder = tmp_path / "early"
     process = start(folder, settings, home)
