@@ -170,13 +170,17 @@ class Evaluation(Section):
     every: NonNegativeInt = 10
     """In steps; 0: never. The weights before the first and after the last step are always evaluated unless it is 0."""
     responses_per_prompt: PositiveInt = 8
-    k: list[PositiveInt] = [1, 8]
+    k: Annotated[list[PositiveInt], Field(min_length=1)] = [1, 8]
+    """pass@k is reported for each; every one different and none above `responses_per_prompt`."""
     temperature: Temperature = 1.0
     max_prompts: PositiveInt | None = None
 
     @model_validator(mode="after")
-    def _enough_samples(self) -> Self:
-        if self.k and max(self.k) > self.responses_per_prompt:
+    def _k_is_usable(self) -> Self:
+        twice = next((k for k in self.k if self.k.count(k) > 1), None)
+        if twice is not None:
+            raise ValueError(f"`k` holds {twice} twice")
+        if max(self.k) > self.responses_per_prompt:
             raise ValueError(f"pass@{max(self.k)} of `k` needs `responses_per_prompt` >= {max(self.k)}")
         return self
 

@@ -50,8 +50,8 @@ class HFTensors:
         index = self.folder / "model.safetensors.index.json"
         if index.is_file():
             try:
-                self.files = dict(json.loads(index.read_text())["weight_map"])
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                self.files = {name: str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InputError(f"{index}: cannot be read ({error!r}).") from None
         elif (self.folder / "model.safetensors").is_file():
             self.files = dict.fromkeys(_open(self.folder / "model.safetensors").keys(), "model.safetensors")

@@ -13,6 +13,11 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def gpus() -> int:
+    """Number of GPUs that this process sees."""
+    return torch.cuda.device_count()
+
+
 def device() -> torch.device:
     """Where this process keeps its tensors: its GPU, or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if has_gpu() else torch.device("cpu")

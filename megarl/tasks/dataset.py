@@ -40,7 +40,7 @@ def read_examples(path: str | Path) -> list[Example]:
     path = Path(path)
     readers = {".jsonl": _jsonl_objects, ".parquet": _parquet_objects}
     if path.suffix not in readers:
-        raise InputError(f"{path}: expected a file that ends in .jsonl or .parquet")
+        raise InputError(f"{path}: expected a file that ends in .jsonl or .parquet.")
     _check_readable(path)
     unit = "row" if path.suffix == ".parquet" else "line"
     examples: list[Example] = []
@@ -50,15 +50,15 @@ def read_examples(path: str | Path) -> list[Example]:
         try:
             example = _example(row, f"{path.stem}:{number}", place)
         except RecursionError:
-            raise InputError(f"{place}: nested too deeply") from None
+            raise InputError(f"{place}: nested too deeply.") from None
         if example.id in seen:
             raise InputError(
-                f'{path}: {unit}s {seen[example.id]} and {number} have the same id "{example.id}"; ids must be unique in a file'
+                f'{path}: {unit}s {seen[example.id]} and {number} have the same id "{example.id}"; ids must be unique in a file.'
             )
         seen[example.id] = number
         examples.append(example)
     if not examples:
-        raise InputError(f"{path}: holds no examples; expected one per {unit}")
+        raise InputError(f"{path}: holds no examples; expected one per {unit}.")
     return examples
 
 
@@ -89,13 +89,15 @@ def fingerprint(path: str | Path) -> str:
 
 def _check_readable(path: Path) -> None:
     if path.is_dir():
-        raise InputError(f"{path}: is a folder, expected a data file")
+        raise InputError(f"{path}: is a folder, expected a data file.")
     if not path.exists():
-        raise InputError(f"{path}: no such file")
+        raise InputError(f"{path}: no such file.")
+    if not path.is_file():  # a pipe can be read once only, and waits for a writer
+        raise InputError(f"{path}: is a pipe or device, expected a data file; write its content to one.")
     try:
         path.open("rb").close()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
 # ---------------------------------------------------------------- JSON lines
@@ -107,7 +109,7 @@ def _jsonl_objects(path: Path) -> Iterator[tuple[int, Any]]:
             try:
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError as error:
-                raise InputError(f"{place}: not UTF-8 (byte {error.start + 1} of the line: {error.reason})") from None
+                raise InputError(f"{place}: not UTF-8 (byte {error.start + 1} of the line: {error.reason}).") from None
             if text:
                 yield number, _parse(text, place)
 
@@ -116,11 +118,11 @@ def _parse(text: str, place: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float)
     except json.JSONDecodeError as error:
-        raise InputError(f"{place}: not JSON ({error.msg} at column {error.colno})") from None
+        raise InputError(f"{place}: not JSON ({error.msg} at column {error.colno}).") from None
     except RecursionError:
-        raise InputError(f"{place}: nested too deeply") from None
+        raise InputError(f"{place}: nested too deeply.") from None
     except ValueError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{place}: {error}.") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -148,15 +150,15 @@ def _parquet_objects(path: Path) -> Iterator[tuple[int, Any]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise InputError(f"{path}: reading Parquet needs the package pyarrow; install it or convert the file to .jsonl") from None
+        raise InputError(f"{path}: reading Parquet needs the package pyarrow; install it or convert the file to .jsonl.") from None
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a Parquet file ({_first_line(error)})") from None
+        raise InputError(f"{path}: not a Parquet file ({_first_line(error)}).") from None
     with file:
         names = file.schema_arrow.names
         if len(set(names)) < len(names):
-            raise InputError(f"{path}: two columns have the same name; columns: {', '.join(names)}")
+            raise InputError(f"{path}: two columns have the same name; columns: {', '.join(names)}.")
         number = 0
         batches = file.iter_batches(batch_size=1024)
         while True:
@@ -165,7 +167,7 @@ def _parquet_objects(path: Path) -> Iterator[tuple[int, Any]]:
             except StopIteration:
                 return
             except (pyarrow.ArrowException, OSError, ValueError) as error:
-                raise InputError(f"{path}: cannot be read after row {number} ({_first_line(error)})") from None
+                raise InputError(f"{path}: cannot be read after row {number} ({_first_line(error)}).") from None
             for row in rows:
                 number += 1
                 yield number, row
@@ -178,20 +180,20 @@ def _first_line(error: Exception) -> str:
 # -------------------------------------------------------------------- schema
 def _example(row: Any, default_id: str, place: str) -> Example:
     if not isinstance(row, dict):
-        raise InputError(f"{place}: expected an object with `prompt` and `answer`, got {_kind(row)}")
+        raise InputError(f"{place}: expected an object with `prompt` and `answer`, got {_kind(row)}.")
     for key in row:
         if key not in KEYS:
             raise InputError(f'{place}: unknown key "{key}"{nearest(key, KEYS)}')
     for key in ("prompt", "answer"):
         if key not in row:
-            raise InputError(f"{place}: `{key}` is missing")
+            raise InputError(f"{place}: `{key}` is missing.")
     for key, value in row.items():
         _check_json(value, key, place)
     metadata, identity, demonstrations = row.get("metadata"), row.get("id"), row.get("demonstrations")
     if metadata is not None and not isinstance(metadata, dict):
-        raise InputError(f"{place}: `metadata` must be an object, got {_kind(metadata)}")
+        raise InputError(f"{place}: `metadata` must be an object, got {_kind(metadata)}.")
     if identity is not None and (not isinstance(identity, str) or not identity):
-        raise InputError(f"{place}: `id` must be a non-empty string, got {_kind(identity)}")
+        raise InputError(f"{place}: `id` must be a non-empty string, got {_kind(identity)}.")
     return Example(
         id=default_id if identity is None else identity,
         prompt=_prompt(row["prompt"], place),
@@ -204,37 +206,37 @@ def _example(row: Any, default_id: str, place: str) -> Example:
 def _prompt(prompt: Any, place: str) -> str | list[dict[str, str]]:
     if isinstance(prompt, str):
         if not prompt.strip():
-            raise InputError(f"{place}: `prompt` is empty")
+            raise InputError(f"{place}: `prompt` is empty.")
         return prompt
     if not isinstance(prompt, list):
-        raise InputError(f"{place}: `prompt` must be a string or a list of messages, got {_kind(prompt)}")
+        raise InputError(f"{place}: `prompt` must be a string or a list of messages, got {_kind(prompt)}.")
     if not prompt:
-        raise InputError(f"{place}: `prompt` is empty")
+        raise InputError(f"{place}: `prompt` is empty.")
     for index, message in enumerate(prompt, start=1):
         where = f"{place}: message {index} of `prompt`"
         if not isinstance(message, dict):
-            raise InputError(f"{where} must be an object with `role` and `content`, got {_kind(message)}")
+            raise InputError(f"{where} must be an object with `role` and `content`, got {_kind(message)}.")
         for key in message:
             if key not in MESSAGE_KEYS:
                 raise InputError(f'{where}: unknown key "{key}"{nearest(key, MESSAGE_KEYS)}')
         for key in MESSAGE_KEYS:
             if key not in message:
-                raise InputError(f"{where}: `{key}` is missing")
+                raise InputError(f"{where}: `{key}` is missing.")
             if not isinstance(message[key], str):
-                raise InputError(f"{where}: `{key}` must be a string, got {_kind(message[key])}")
+                raise InputError(f"{where}: `{key}` must be a string, got {_kind(message[key])}.")
         if not message["role"]:
-            raise InputError(f"{where}: `role` is empty")
+            raise InputError(f"{where}: `role` is empty.")
     if not any(message["content"].strip() for message in prompt):
-        raise InputError(f"{place}: `prompt` is empty: no message has content")
+        raise InputError(f"{place}: `prompt` is empty: no message has content.")
     return prompt
 
 
 def _demonstrations(demonstrations: Any, place: str) -> tuple[str, ...]:
     if not isinstance(demonstrations, list):
-        raise InputError(f"{place}: `demonstrations` must be a list of strings, got {_kind(demonstrations)}")
+        raise InputError(f"{place}: `demonstrations` must be a list of strings, got {_kind(demonstrations)}.")
     for index, text in enumerate(demonstrations, start=1):
         if not isinstance(text, str) or not text:
-            raise InputError(f"{place}: demonstration {index} must be a non-empty string, got {_kind(text)}")
+            raise InputError(f"{place}: demonstration {index} must be a non-empty string, got {_kind(text)}.")
     return tuple(demonstrations)
 
 
@@ -244,10 +246,10 @@ def _check_json(value: Any, where: str, place: str) -> None:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise InputError(f"{place}: `{where}` holds half of a surrogate pair, which is not text") from None
+            raise InputError(f"{place}: `{where}` holds half of a surrogate pair, which is not text.") from None
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise InputError(f"{place}: `{where}` is {value}; expected a finite number or null")
+            raise InputError(f"{place}: `{where}` is {value}; expected a finite number or null.")
     elif isinstance(value, list):
         for item in value:
             _check_json(item, where, place)
@@ -256,7 +258,7 @@ def _check_json(value: Any, where: str, place: str) -> None:
             _check_json(key, where, place)
             _check_json(item, f"{where}.{key}", place)
     elif value is not None and not isinstance(value, (bool, int)):
-        raise InputError(f"{place}: `{where}` holds {_kind(value)}; expected what JSON can hold")
+        raise InputError(f"{place}: `{where}` holds {_kind(value)}; expected what JSON can hold.")
 
 
 def _kind(value: Any) -> str:
