@@ -57,7 +57,8 @@ class TrainingRank:
         config, layout = self.config, self.config.layout
         if config.threads is not None:
             platform.use_threads(config.threads)
-        parallel.initialize(self.rank, layout.world_size, host, port, tensor=layout.tensor, pipeline=layout.pipeline, seed=config.seed)
+        parallel.join(self.rank, layout.world_size, host, port)
+        parallel.initialize(layout, config.seed)
         from megatron.core import parallel_state
 
         from megarl.models.hf_tensors import HFTensors
