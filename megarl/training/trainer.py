@@ -15,7 +15,7 @@ from megarl.models.hf_tensors import check_weights
 from megarl.objectives import Update
 from megarl.platform.device import rank_environment, rank_resources
 from megarl.sync.manifest import Manifest
-from megarl.training.batching import Plan, plan_micro_batches
+from megarl.training.batching import Plan, length_multiple, plan_micro_batches, row_cost
 from megarl.training.rank import RankConfig, TrainingRank, merge_metrics
 from megarl.training.sequences import Sequences
 
@@ -64,9 +64,10 @@ class Trainer:
             rows,
             ranks=layout.data,
             max_tokens=self.max_tokens,
-            multiple=layout.tensor if layout.sequence_parallel else 1,
+            multiple=length_multiple(tensor=layout.tensor, sequence_parallel=layout.sequence_parallel),
             same_shape=layout.pipeline > 1,
             units=units,
+            costs=row_cost(sequences.lengths, self.config.shape),
         )
 
     def logprobs(self, sequences: Sequences, role: str = "policy") -> tuple[np.ndarray, np.ndarray]:
