@@ -74,7 +74,7 @@ def row_cost(lengths: np.ndarray, shape: ModelShape) -> np.ndarray:
     Two per weight and token, and 2 * heads * head_dim * length^2 per layer for causal attention (scores and their weighted sum).
     """
     query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = shape.layers * shape.hidden * (2 * query + 2 * key_value + 3 * shape.ffn) + shape.hidden * shape.vocab_size
+    weights = shape.layers * shape.hidden * (2 * query + 2 * key_value + 3 * shape.active_ffn) + shape.hidden * shape.vocab_size
     lengths = np.asarray(lengths, dtype=np.float64)
     return 2 * weights * lengths + 2 * shape.layers * query * lengths**2
 
