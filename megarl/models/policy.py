@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,24 +14,17 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megarl import platform
-from megarl.models.hf_config import ModelShape
+from megarl.models.hf_config import Experts, ModelShape
 from megarl.models.layers import CoreAttention, RMSNorm
 
-
-@dataclass(frozen=True)
-class ParallelLayout:
-    """Sizes of the model-parallel dimensions and the precision of the weights."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    sequence_parallel: bool = False
-    bf16: bool = False
+if TYPE_CHECKING:
+    from megarl.config.recipe import Layout
 
 
-def transformer_config(shape: ModelShape, layout: ParallelLayout) -> TransformerConfig:
+def transformer_config(shape: ModelShape, layout: Layout, *, bf16: bool = False, recompute: str = "none") -> TransformerConfig:
     """Megatron's configuration. Dropout is off: with Megatron's default of 0.1 the log-probs are off by most of a nat per token."""
     fused = platform.fused_kernels()
-    dtype = torch.bfloat16 if layout.bf16 else torch.float32
+    dtype = torch.bfloat16 if bf16 else torch.float32
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -48,12 +41,9 @@ def transformer_config(shape: ModelShape, layout: ParallelLayout) -> Transformer
         qk_layernorm=shape.qk_norm,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        tensor_model_parallel_size=layout.tensor,
-        pipeline_model_parallel_size=layout.pipeline,
-        sequence_parallel=layout.sequence_parallel,
         params_dtype=dtype,
         pipeline_dtype=dtype,
-        bf16=layout.bf16,
+        bf16=bf16,
         # Initialised on the CPU and with Megatron's own initialisation: in this release, leaving it out loses the attributes that
         # tell tensor-parallel parameters from replicated ones, and the gradient norm is wrong under tensor parallelism.
         use_cpu_initialization=True,
@@ -66,13 +56,57 @@ def transformer_config(shape: ModelShape, layout: ParallelLayout) -> Transformer
         masked_softmax_fusion=False,
         apply_rope_fusion=fused,
         persist_layer_norm=fused,
+        **_parallel(layout),
+        **_RECOMPUTE[recompute],
+        **_routing(shape.experts, fused),
     )
 
 
-def _layer_spec(config: TransformerConfig):
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def _parallel(layout: Layout) -> dict[str, Any]:
+    interleaved = layout.virtual_pipeline > 1
+    return {
+        "tensor_model_parallel_size": layout.tensor,
+        "sequence_parallel": layout.sequence_parallel,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline if interleaved else None,
+        # With two stages, Megatron's batched sends of an interleaved pipeline mix up the two directions: silently wrong numbers.
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+        "expert_tensor_parallel_size": layout.expert_tensor,
+    }
+
+
+def _routing(experts: Experts | None, fused: bool) -> dict[str, Any]:
+    """Every token reaches its experts, none is dropped, and nothing but the objective moves the router."""
+    if experts is None:
+        return {}
+    return {
+        "num_moe_experts": experts.number,
+        "moe_ffn_hidden_size": experts.ffn,
+        "moe_router_topk": experts.per_token,
+        "moe_router_pre_softmax": not experts.normalize,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": fused,
+        "moe_permute_fusion": fused,
+    }
+
+
+def _layer_spec(config: TransformerConfig, virtual_stage: int | None):
     if platform.fused_kernels():
-        return get_gpt_decoder_block_spec(config, use_transformer_engine=True)
-    block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+        return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=virtual_stage)
     for layer in block.layer_specs:
         modules = layer.submodules
         modules.input_layernorm = modules.pre_mlp_layernorm = RMSNorm
@@ -119,25 +153,35 @@ class PolicyModel(GPTModel):
         return out.squeeze(0) if self.post_process and positions is not None else out
 
 
-def build_policy(shape: ModelShape, layout: ParallelLayout, pad_vocab_to: int) -> torch.nn.Module:
-    """This rank's stage of the policy, weights not yet loaded. Needs Megatron's parallel state."""
-    config = transformer_config(shape, layout)
+def build_policy(
+    shape: ModelShape, layout: Layout, pad_vocab_to: int, *, bf16: bool = False, recompute: str = "none"
+) -> list[torch.nn.Module]:
+    """This rank's stage of the policy, weights not yet loaded: its chunks, one unless pipeline stages are virtual. Needs Megatron's
+    parallel state."""
+    config = transformer_config(shape, layout, bf16=bf16, recompute=recompute)
+    virtual_stages = range(layout.virtual_pipeline) if layout.virtual_pipeline > 1 else [None]
+    return [_build_chunk(config, shape, shape.padded_vocab(pad_vocab_to, layout.tensor), stage) for stage in virtual_stages]
+
+
+def _build_chunk(config: TransformerConfig, shape: ModelShape, vocab_size: int, virtual_stage: int | None) -> torch.nn.Module:
+    place = {"ignore_virtual": False, "vp_stage": virtual_stage}
     model = PolicyModel(
         config=config,
-        transformer_layer_spec=_layer_spec(config),
-        vocab_size=shape.padded_vocab(pad_vocab_to, layout.tensor),
+        transformer_layer_spec=_layer_spec(config, virtual_stage),
+        vocab_size=vocab_size,
         max_sequence_length=shape.max_positions,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(**place),
+        post_process=parallel_state.is_pipeline_last_stage(**place),
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="rope",
         rotary_base=shape.rope_theta,
         rope_scaling=shape.rope_scaling_factor is not None,
         rope_scaling_factor=shape.rope_scaling_factor or 8.0,
+        vp_stage=virtual_stage,
     )
     model = model.to(platform.device())
-    return Float16Module(config, model) if layout.bf16 else model
+    return Float16Module(config, model) if config.bf16 else model
 
 
 def unwrap(model: torch.nn.Module) -> PolicyModel:
