@@ -119,6 +119,8 @@ class Training(Section):
     """Passes over each step's rollouts."""
     micro_batch_tokens: PositiveInt = 16384
     """Largest number of tokens (padding included) in one forward pass of one rank."""
+    logprob_chunk_tokens: PositiveInt | None = None
+    """Tokens whose logits exist at a time. Default: as many as take 256 MiB in fp32; the softmax needs about twice that."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 keeps fp32 master weights and gradients."""
     old_logprobs: Literal["rollout", "recompute"] = "recompute"
@@ -183,6 +185,7 @@ class SftTraining(Section):
     batch_size: PositiveInt = 64
     """Examples per update."""
     micro_batch_tokens: PositiveInt = 16384
+    logprob_chunk_tokens: PositiveInt | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     layout: Layout = Layout()
     optimizer: Optimizer = Optimizer()

@@ -32,6 +32,7 @@ class RankConfig:
     temperature: float
     seed: int
     threads: int | None
+    logprob_chunk_tokens: int | None = None
 
 
 class TrainingRank:
@@ -95,7 +96,14 @@ class TrainingRank:
 
         config = self.config
         return run_micro_batches(
-            model, sequences, plan, temperature=config.temperature, vocab_size=config.shape.vocab_size, loss=loss, entropy=entropy
+            model,
+            sequences,
+            plan,
+            temperature=config.temperature,
+            vocab_size=config.shape.vocab_size,
+            loss=loss,
+            entropy=entropy,
+            chunk_tokens=config.logprob_chunk_tokens,
         )
 
     def logprobs(self, sequences: Sequences, plan: Plan, role: str = "policy") -> dict[str, np.ndarray] | None:

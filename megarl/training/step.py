@@ -19,7 +19,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from megarl import platform
-from megarl.models.logprobs import token_logprobs
+from megarl.models.logprobs import TokenStatistics
 from megarl.training.batching import Plan, collate
 from megarl.training.sequences import Sequences
 
@@ -31,6 +31,8 @@ class TokenOutputs:
     token_index: torch.Tensor
     logp: torch.Tensor
     entropy: torch.Tensor | None
+    collision: torch.Tensor | None
+    """C = sum_i p_i^2, for the token taxonomy (megarl/objectives/taxonomy.py)."""
     anchor: torch.Tensor
     """Zero, and a function of the model's output: added to the loss it keeps an empty micro-batch in the graph."""
 
@@ -61,41 +63,52 @@ def run_micro_batches(
     vocab_size: int,
     loss: Callable[[TokenOutputs], tuple[torch.Tensor, dict]] | None,
     entropy: bool,
+    collision: bool = False,
+    chunk_tokens: int | None = None,
 ) -> Iterable[dict]:
     """Run this rank's micro-batches of `plan`; with `loss` forward and backward, without it forward only.
 
     `loss` takes the outputs of a micro-batch and gives (its share of the update's loss, a dict to be returned). Without it the dicts hold
     `token_index`, `logp` and `entropy` (None unless it is asked for). Only the last pipeline stage has dicts; the others return none.
+    `chunk_tokens`: tokens whose logits exist at a time (models/logprobs.py).
     """
-    tensor_group = parallel_state.get_tensor_model_parallel_group()
+    options = {
+        "temperature": temperature,
+        "vocab_size": vocab_size,
+        "entropy": entropy,
+        "collision": collision,
+        "chunk_tokens": chunk_tokens,
+    }
     mine = plan.rows[parallel_state.get_data_parallel_rank()]
 
     def forward_step(batches, stage):
         batch = next(batches)
-        tokens = _tensor(batch.tokens)
-        position_ids = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        logits = stage(tokens, position_ids, positions=_tensor(batch.positions))
+        out = stage(
+            _tensor(batch.tokens),
+            _tensor(batch.position_ids),
+            positions=_tensor(batch.positions),
+            labels=_tensor(batch.labels),
+            **options,
+        )
 
-        def finish(logits):
-            logp, entropies = token_logprobs(
-                logits, _tensor(batch.labels), temperature=temperature, vocab_size=vocab_size, group=tensor_group, entropy=entropy
-            )
+        def finish(tokens: TokenStatistics):
             count = len(batch.token_index)
-            outputs = TokenOutputs(_tensor(batch.token_index), logp[:count], entropies[:count] if entropy else None, 0.0 * logp.sum())
+            logp, entropies, collisions = (x if x is None else x[:count] for x in (tokens.logp, tokens.entropy, tokens.collision))
+            outputs = TokenOutputs(_tensor(batch.token_index), logp, entropies, collisions, 0.0 * tokens.logp.sum())
             if loss is None:
                 value, result = outputs.anchor, {"token_index": batch.token_index, "logp": outputs.logp, "entropy": outputs.entropy}
             else:
                 value, result = loss(outputs)
-            return value, torch.ones((), dtype=torch.int, device=logits.device), result
+            return value, torch.ones((), dtype=torch.int, device=platform.device()), result
 
-        return logits, finish
+        return out, finish
 
     rows, length = plan.fixed_shape or (1, 1)  # used by pipeline stages only
     # Log-prob passes run in eval mode; there is no dropout, but a layer added later must not find itself training.
     model.train(loss is not None)
     return get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter([collate(sequences, rows_of_batch, plan) for rows_of_batch in mine]),
+        data_iterator=(collate(sequences, rows_of_batch, plan) for rows_of_batch in mine),
         model=model,
         num_microbatches=plan.count,
         seq_length=length,
