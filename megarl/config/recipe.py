@@ -152,6 +152,8 @@ class Training(Section):
     """Put the sequences of a micro-batch one after another instead of padding each to the longest."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass computes anew: none, the attention's, or all but each layer's input."""
+    logprob_chunk_tokens: PositiveInt | None = None
+    """Tokens whose logits exist at a time. Default: as many as take 256 MiB in fp32; the softmax needs about twice that."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 keeps fp32 master weights and gradients."""
     old_logprobs: Literal["rollout", "recompute"] = "recompute"
@@ -220,6 +222,7 @@ class SftTraining(Section):
     """Put the sequences of a micro-batch one after another instead of padding each to the longest."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass computes anew: none, the attention's, or all but each layer's input."""
+    logprob_chunk_tokens: PositiveInt | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     layout: Layout = Layout()
     optimizer: Optimizer = Optimizer()

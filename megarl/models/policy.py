@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -16,6 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megarl import platform
 from megarl.models.hf_config import Experts, ModelShape
 from megarl.models.layers import CoreAttention, RMSNorm
+from megarl.models.logprobs import TokenStatistics, token_statistics
 
 if TYPE_CHECKING:
     from megarl.config.recipe import Layout
@@ -118,39 +120,44 @@ def _layer_spec(config: TransformerConfig, virtual_stage: int | None):
     return block
 
 
-class PolicyModel(GPTModel):
-    """GPTModel whose last stage computes logits only at the positions that are asked for.
+class TokenHead(ColumnParallelLinear):
+    """The output layer, giving token statistics instead of logits. Called as a module: Megatron's hooks on its weight still run."""
 
-    `forward(..., positions=[n])`, positions in the sequence-major flattening of the hidden states (index = position * rows + row), gives
-    [n, vocab / tensor]; the prompts' logits are never made.
-    """
+    def forward(self, hidden, labels, weight=None, **options) -> TokenStatistics:
+        """`hidden` [n, h], `labels` [n]; `weight` where it is the embedding's; the rest as `token_statistics` takes it."""
+        return token_statistics(hidden, self.weight if weight is None else weight, labels, group=self.tp_group, **options)
+
+
+class PolicyModel(GPTModel):
+    """GPTModel whose last stage gives the statistics of chosen tokens: no logits of the prompts, and never all of the others at once."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._positions: torch.Tensor | None = None
         if self.post_process:
-            self._gather_sequence = self.config.sequence_parallel
-            # The hook below gathers the sequence, so the layer itself must not; it then owes the all-reduce of its input's gradient.
-            self.output_layer.sequence_parallel = False
-            self.output_layer.allreduce_dgrad = self.config.tensor_model_parallel_size > 1
-            self.output_layer.register_forward_pre_hook(self._select_positions)
+            self.output_layer.__class__ = TokenHead  # GPTModel names its layer itself; the two hold the same
 
-    def _select_positions(self, _layer, inputs):
-        hidden, *rest = inputs
-        if self._gather_sequence:
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        if self._positions is not None:
-            hidden = hidden.flatten(0, 1).index_select(0, self._positions).unsqueeze(1)
-        return (hidden, *rest)
+    def _postprocess(self, hidden_states, **_):
+        return hidden_states
 
-    def forward(self, input_ids, position_ids, positions=None, packed_seq_params=None):
-        """Token ids and positions [b, s] -> logits [n, vocab / tensor] on the last stage, hidden states [s, b, h] before it."""
-        self._positions = positions
-        try:
-            out = super().forward(input_ids, position_ids, attention_mask=None, packed_seq_params=packed_seq_params)
-        finally:
-            self._positions = None
-        return out.squeeze(0) if self.post_process and positions is not None else out
+    def forward(self, input_ids, position_ids, positions, labels, packed_seq_params=None, **options):
+        """Hidden states [s, b, h] before the last stage, TokenStatistics on it.
+
+        Args:
+            input_ids, position_ids: [b, s].
+            positions: [n], where tokens are predicted, in the sequence-major flattening of the hidden states (position * rows + row).
+            labels: [n], the tokens predicted there.
+            options: `temperature`, `vocab_size`, `entropy`, `collision`, `chunk_tokens` of `token_statistics`.
+        """
+        hidden = super().forward(input_ids, position_ids, attention_mask=None, packed_seq_params=packed_seq_params)
+        if not self.post_process:
+            return hidden
+        sequence_parallel = self.config.sequence_parallel
+        if sequence_parallel:
+            # Each tensor rank's rows of the vocabulary give a part of the gradient; the gather's reduce-scatter sums and shards it at once.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        chosen = hidden.flatten(0, 1).index_select(0, positions)
+        return self.output_layer(chosen, labels, weight, reduce_hidden_grad=not sequence_parallel, **options)
 
 
 def build_policy(

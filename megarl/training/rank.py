@@ -34,6 +34,7 @@ class RankConfig:
     temperature: float
     seed: int
     threads: int | None
+    logprob_chunk_tokens: int | None = None
 
     def plan(self, sequences: Sequences, rows: Sequence[int], *, max_tokens: int, units: Sequence[Sequence[int]] | None = None) -> Plan:
         """Micro-batches of `rows` on this layout; see `plan_micro_batches`."""
@@ -121,7 +122,14 @@ class TrainingRank:
 
         config = self.config
         return run_micro_batches(
-            model, sequences, plan, temperature=config.temperature, vocab_size=config.shape.vocab_size, loss=loss, entropy=entropy
+            model,
+            sequences,
+            plan,
+            temperature=config.temperature,
+            vocab_size=config.shape.vocab_size,
+            loss=loss,
+            entropy=entropy,
+            chunk_tokens=config.logprob_chunk_tokens,
         )
 
     def logprobs(self, sequences: Sequences, plan: Plan, role: str = "policy") -> dict[str, np.ndarray] | None:

@@ -23,7 +23,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from megarl import platform
-from megarl.models.logprobs import token_logprobs
+from megarl.models.logprobs import TokenStatistics
 from megarl.training.batching import Collated, Plan, collate
 from megarl.training.sequences import Sequences
 
@@ -39,6 +39,8 @@ class TokenOutputs:
     token_index: torch.Tensor
     logp: torch.Tensor
     entropy: torch.Tensor | None
+    collision: torch.Tensor | None
+    """C = sum_i p_i^2, for the token taxonomy (megarl/objectives/taxonomy.py)."""
     anchor: torch.Tensor
     """Zero, and a function of the model's output: added to the loss it keeps an empty micro-batch in the graph."""
 
@@ -124,36 +126,47 @@ def run_micro_batches(
     vocab_size: int,
     loss: Callable[[TokenOutputs], tuple[torch.Tensor, dict]] | None,
     entropy: bool,
+    collision: bool = False,
+    chunk_tokens: int | None = None,
 ) -> Iterable[dict]:
     """Run this rank's micro-batches of `plan` through its chunks of the model; with `loss` forward and backward, without it forward only.
 
     `loss` takes the outputs of a micro-batch (of a context-parallel rank: of its tokens) and gives (its share of the update's loss, a dict
     to be returned). Without it the dicts hold `token_index`, `logp` and `entropy` (None unless it is asked for). Only the last pipeline
-    stage has dicts; the others return none.
+    stage has dicts; the others return none. `chunk_tokens`: tokens whose logits exist at a time (models/logprobs.py).
     """
-    tensor_group = parallel_state.get_tensor_model_parallel_group()
+    options = {
+        "temperature": temperature,
+        "vocab_size": vocab_size,
+        "entropy": entropy,
+        "collision": collision,
+        "chunk_tokens": chunk_tokens,
+    }
     mine = plan.rows[parallel_state.get_data_parallel_rank()]
     batches = [collate(sequences, rows, plan, parallel_state.get_context_parallel_rank()) for rows in mine]
 
     def forward_step(iterator, chunk):
         batch = next(iterator)
-        logits = chunk(
-            _tensor(batch.tokens), _tensor(batch.position_ids), positions=_tensor(batch.positions), packed_seq_params=_packed_params(batch)
+        out = chunk(
+            _tensor(batch.tokens),
+            _tensor(batch.position_ids),
+            positions=_tensor(batch.positions),
+            labels=_tensor(batch.labels),
+            packed_seq_params=_packed_params(batch),
+            **options,
         )
 
-        def finish(logits):
-            logp, entropies = token_logprobs(
-                logits, _tensor(batch.labels), temperature=temperature, vocab_size=vocab_size, group=tensor_group, entropy=entropy
-            )
+        def finish(tokens: TokenStatistics):
             count = len(batch.token_index)
-            outputs = TokenOutputs(_tensor(batch.token_index), logp[:count], entropies[:count] if entropy else None, 0.0 * logp.sum())
+            logp, entropies, collisions = (x if x is None else x[:count] for x in (tokens.logp, tokens.entropy, tokens.collision))
+            outputs = TokenOutputs(_tensor(batch.token_index), logp, entropies, collisions, 0.0 * tokens.logp.sum())
             if loss is None:
                 value, result = outputs.anchor, {"token_index": batch.token_index, "logp": outputs.logp, "entropy": outputs.entropy}
             else:
                 value, result = loss(outputs)
-            return value, torch.ones((), dtype=torch.int, device=logits.device), result
+            return value, torch.ones((), dtype=torch.int, device=platform.device()), result
 
-        return logits, finish
+        return out, finish
 
     rows, length = plan.fixed_shape or (1, 1)  # used by pipeline stages only
     for chunk in chunks:

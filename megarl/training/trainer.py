@@ -174,4 +174,5 @@ def rank_config(
         temperature=temperature,
         seed=seed,
         threads=training.threads_per_rank,
+        logprob_chunk_tokens=training.logprob_chunk_tokens,
     )
