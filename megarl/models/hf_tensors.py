@@ -28,10 +28,13 @@ def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
             f"{prefix}self_attn.v_proj.weight": (kv, shape.hidden),
             f"{prefix}self_attn.o_proj.weight": (shape.hidden, q),
             f"{prefix}post_attention_layernorm.weight": (shape.hidden,),
-            f"{prefix}mlp.gate_proj.weight": (shape.ffn, shape.hidden),
-            f"{prefix}mlp.up_proj.weight": (shape.ffn, shape.hidden),
-            f"{prefix}mlp.down_proj.weight": (shape.hidden, shape.ffn),
         }
+        if shape.experts is None:
+            names |= _mlp(f"{prefix}mlp.", shape.hidden, shape.ffn)
+        else:
+            names[f"{prefix}mlp.gate.weight"] = (shape.experts.number, shape.hidden)
+            for expert in range(shape.experts.number):
+                names |= _mlp(f"{prefix}mlp.experts.{expert}.", shape.hidden, shape.experts.ffn)
         if shape.qkv_bias:
             names |= {f"{prefix}self_attn.{x}_proj.bias": (q if x == "q" else kv,) for x in "qkv"}
         if shape.qk_norm:
@@ -40,6 +43,14 @@ def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     if not shape.tied:
         names["lm_head.weight"] = (shape.vocab_size, shape.hidden)
     return names
+
+
+def _mlp(prefix: str, hidden: int, ffn: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}gate_proj.weight": (ffn, hidden),
+        f"{prefix}up_proj.weight": (ffn, hidden),
+        f"{prefix}down_proj.weight": (hidden, ffn),
+    }
 
 
 class HFTensors:

@@ -180,8 +180,11 @@ def _patch_random() -> None:
     megatron_random.CudaRNGStatesTracker.fork = fork
 
 
-def _patch_token_dispatcher() -> None:
-    from megatron.core.transformer.moe import token_dispatcher
+def _patch_experts() -> None:
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    # Asked for before it is tried; without Transformer Engine the name is not there at all.
+    moe_utils.te_general_gemm = None
 
     # Split sizes must become numpy arrays although they already lie on the CPU.
     def to_cpu(tensor, as_numpy=False, record_stream=False):
@@ -203,7 +206,7 @@ def install() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(Transformer Engine and )?Apex (is|are) not installed")
         _patch_random()
-        _patch_token_dispatcher()
+        _patch_experts()
         from megarl.platform import cpu_adam
 
         cpu_adam.install()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,13 +17,13 @@ _METADATA = {
 }
 
 
-def _state(model: torch.nn.Module, optimizer: Any, is_loading: bool) -> dict[str, Any]:
-    state = {"model": unwrap(model).sharded_state_dict(metadata=_METADATA)}
-    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_METADATA)
+def _state(chunks: Sequence[torch.nn.Module], optimizer: Any, is_loading: bool) -> dict[str, Any]:
+    state = {f"model{i}": unwrap(chunk).sharded_state_dict(metadata=dict(_METADATA)) for i, chunk in enumerate(chunks)}
+    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=dict(_METADATA))
     return state
 
 
-def save(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
+def save(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:
     """Save into an existing, empty folder. A collective of all ranks; complete when it has returned on all of them."""
     import queue
 
@@ -32,10 +33,10 @@ def save(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
     # Results of a synchronous save are passed within this process. Megatron would start a manager process for them, which imports
     # everything anew and outlives a rank that is killed.
     filesystem_async._results_queue = queue.Queue()
-    dist_checkpointing.save(_state(model, optimizer, is_loading=False), folder)
+    dist_checkpointing.save(_state(chunks, optimizer, is_loading=False), folder)
 
 
-def load(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
+def load(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:
     """Load what `save` wrote, whatever the layout was then. A collective of all ranks.
 
     Missing or unexpected entries raise: an optimizer moment that is left at zero would go unnoticed.
@@ -43,7 +44,8 @@ def load(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
-    state = dist_checkpointing.load(_state(model, optimizer, is_loading=True), folder, strict=StrictHandling.RAISE_ALL)
-    unwrap(model).load_state_dict(state["model"])
+    state = dist_checkpointing.load(_state(chunks, optimizer, is_loading=True), folder, strict=StrictHandling.RAISE_ALL)
+    for i, chunk in enumerate(chunks):
+        unwrap(chunk).load_state_dict(state[f"model{i}"])
     with torch.no_grad():
         optimizer.load_state_dict(state["optimizer"])
