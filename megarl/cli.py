@@ -85,6 +85,21 @@ def _check_named_verifier(loaded: Loaded[Any]) -> None:
         make_verifier(verifier.name, verifier.args)
 
 
+def _preflight(args: argparse.Namespace) -> int:
+    from megarl.config.load import load_recipe
+    from megarl.config.recipe import Recipe
+
+    loaded = load_recipe(args.recipe, args.set, Recipe)
+    from megarl.planning.preflight import preflight, table
+
+    rows = preflight(loaded.recipe, args.ranks)
+    print(table(rows))
+    if not all(row.agrees for row in rows):
+        raise CheckFailed("the layout changes the result of an update")
+    print("the layout does not change the result")
+    return 0
+
+
 def _conformance(args: argparse.Namespace) -> int:
     from megarl.objectives import conformance
 
@@ -134,6 +149,12 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, given {text!r}")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
     root = argparse.ArgumentParser(prog="megarl", description="Reinforcement learning from verifiable rewards.", allow_abbrev=False)
@@ -151,10 +172,12 @@ def parser() -> argparse.ArgumentParser:
     sft = command(commands, "sft", _sft, "supervised warm-up on worked examples")
     evaluate = command(commands, "eval", _eval, "evaluate a model on the held-out data of a recipe")
     show = command(commands, "show", _show, "print a recipe with all its values and where each came from")
-    for sub in (train, sft, evaluate):
+    preflight = command(commands, "preflight", _preflight, "check that a recipe's layout does not change its result")
+    for sub in (train, sft, evaluate, preflight):
         sub.add_argument("recipe", metavar="RECIPE")
     show.add_argument("recipe", metavar="RECIPE", nargs="?")
-    for sub in (train, sft, evaluate, show):
+    preflight.add_argument("--ranks", metavar="N", type=_ranks, default=8, help="most processes to start (default 8)")
+    for sub in (train, sft, evaluate, show, preflight):
         sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override a key, for instance training.steps=3")
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
     evaluate.add_argument("--model", metavar="FOLDER", type=Path, required=True, help="Hugging Face folder")
