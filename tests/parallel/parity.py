@@ -22,7 +22,8 @@ class Result:
 
     loss: float
     grad_norm: float
-    clip_fraction: float
+    clipped: float
+    """Number of tokens whose ratio was clipped."""
     gradients: dict[str, np.ndarray]
     """By Hugging Face name."""
     logp: np.ndarray
@@ -30,17 +31,17 @@ class Result:
 
 
 def differences(got: Result, want: Result) -> dict[str, float]:
-    """How far apart two results are: `loss` and `logp` absolute (nats), `grad_norm` relative, `gradient` relative to the largest element
-    of any, `clip_fraction` absolute. NaN where something is missing or not finite."""
+    """How far apart two results are: `loss` absolute, `logp` as root mean square (nats), `grad_norm` relative, `gradient` relative to the
+    largest element of any, `clipped` a number of tokens. NaN where something is missing or not finite."""
     if got.gradients.keys() != want.gradients.keys():
         return {"gradient": float("nan")}
     largest = max(np.abs(gradient).max() for gradient in want.gradients.values())
     return {
         "loss": abs(got.loss - want.loss),
         "grad_norm": abs(got.grad_norm / want.grad_norm - 1),
-        "clip_fraction": abs(got.clip_fraction - want.clip_fraction),
+        "clipped": abs(got.clipped - want.clipped),
         "gradient": max(float(np.abs(got.gradients[name] - gradient).max()) for name, gradient in want.gradients.items()) / largest,
-        "logp": float(np.abs(got.logp - want.logp).max()),
+        "logp": float(np.sqrt(np.mean((got.logp - want.logp) ** 2))),
     }
 
 
@@ -121,8 +122,8 @@ def run(case: Case) -> Result:
     for part in parts:
         if part["logprobs"] is not None:
             logp[part["logprobs"]["token_index"]] = part["logprobs"]["logp"]
-    mean = lambda name: metrics[name][0] / metrics[name][1]
-    return Result(metrics["loss"][0], mean("grad_norm"), mean("clip_fraction"), parts[0]["gradients"], logp)
+    norm, ranks = metrics["grad_norm"]
+    return Result(metrics["loss"][0], norm / ranks, metrics.get("clip_fraction", (0.0, 1.0))[0], parts[0]["gradients"], logp)
 
 
 def update_on_rank(case: Case, config: RankConfig) -> dict:

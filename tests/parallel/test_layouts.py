@@ -19,8 +19,8 @@ def one_update(model, layout, packing=False):
         update = objective.begin_update(objective.prepare(batch))
         plan = trainer.plan(sequences, update.responses[update.active].tolist())
         metrics = trainer.finish_update(trainer.begin_update(sequences, update, plan, RATE, measure_mismatch=True))
-        mean = lambda name: metrics[name][0] / metrics[name][1]
-        return Result(mean("loss"), mean("grad_norm"), mean("clip_fraction"), trainer.gradients(), trainer.logprobs(sequences)[0])
+        norm, ranks = metrics["grad_norm"]
+        return Result(metrics["loss"][0], norm / ranks, metrics["clip_fraction"][0], trainer.gradients(), trainer.logprobs(sequences)[0])
     finally:
         trainer.shutdown()
 
