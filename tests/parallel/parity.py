@@ -192,6 +192,30 @@ def losses_of_updates(config: RankConfig, seeds: list[int], load: str | None = N
     return losses
 
 
+def losses_while_saving(config: RankConfig, folder: str) -> list[float]:
+    """Two updates, then three more while the state between them is written. Rank 0 checks that it is no checkpoint before it is whole."""
+    import torch.distributed as dist
+
+    from megarl.errors import InputError
+
+    rank = TrainingRank(config, dist.get_rank())
+    rank.build()
+    losses = []
+    for seed in range(5):
+        if seed == 2:
+            rank.begin_save(folder)
+            try:
+                rank.load(folder)
+            except InputError:
+                pass
+            else:
+                raise AssertionError("a checkpoint that is still being written was loaded")
+        metrics = _update(rank, *rollouts(seed=seed), make_objective(config.objective), RATE)
+        losses.append(metrics["loss"][0] if metrics else 0.0)
+    rank.finish_save()
+    return losses
+
+
 def exported(config: RankConfig, updates: int = 0, fault: str | None = None) -> dict[str, np.ndarray] | None:
     """The weights as rank 0 streams them, by Hugging Face name, after some updates."""
     import torch.distributed as dist
