@@ -94,6 +94,7 @@ class Case:
     optimizer: dict = None
     max_tokens: int = 96
     skip: bool = True
+    chunk_tokens: int | None = None
     fault: str | None = None
     """The name of a function in `faults` that spoils the rank first."""
 
@@ -109,6 +110,7 @@ class Case:
             # A large epsilon: with the usual one, Adam's first step is the sign of the gradient, rounding noise included.
             optimizer=Optimizer(learning_rate=RATE, epsilon=1e-4, clip_grad=0, **(self.optimizer or {})),
             threads_per_rank=1,
+            logprob_chunk_tokens=self.chunk_tokens,
         )
         return rank_config(model_path=self.model, pad_vocab_to=32, training=training, objective=self.objective, temperature=0.8, seed=0)
 
