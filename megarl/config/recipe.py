@@ -101,6 +101,11 @@ class Layout(Section):
     def world_size(self) -> int:
         return self.tensor * self.pipeline * self.context * self.data
 
+    def __str__(self) -> str:
+        """What is not at its default: `tensor 2 × data 4`; `one copy` if nothing is."""
+        sizes = [f"{name} {size}" for name, size in self.model_dump().items() if name != "sequence_parallel" and size > 1]
+        return " × ".join(sizes) + (", sequence parallel" if self.sequence_parallel else "") or "one copy"
+
     @model_validator(mode="after")
     def _dimensions_agree(self) -> Self:
         if self.sequence_parallel and self.tensor == 1:

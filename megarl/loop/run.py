@@ -124,10 +124,7 @@ class Run:
     def _start_roles(self, stack: ExitStack, checkpoint: Path | None) -> None:
         recipe = self.recipe
         layout = recipe.training.layout
-        self.progress.stage(
-            f"starting {recipe.rollout.engines} engine(s) and {layout.world_size} training rank(s): "
-            f"tensor {layout.tensor}, pipeline {layout.pipeline}, data {layout.data}"
-        )
+        self.progress.stage(f"starting {recipe.rollout.engines} engine(s) and {layout.world_size} training rank(s): {layout}")
         stack.enter_context(ray_cluster())
         # Ray has its own idea of SIGTERM; ours must be the last one installed.
         self.stop.listen()

@@ -148,7 +148,7 @@ class _TokenStatistics(torch.autograd.Function):
     def backward(ctx, grad_logp, grad_entropy, *_):
         hidden, weight, column, here, top, log_total, entropy = ctx.saved_tensors
         head: _Head = ctx.head
-        grad_logp, grad_entropy = (None if grad is None else grad / head.temperature for grad in (grad_logp, grad_entropy))
+        grad_logp = torch.zeros_like(top) if grad_logp is None else grad_logp / head.temperature
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight))
         for part in head.chunks(len(hidden)):
@@ -157,10 +157,9 @@ class _TokenStatistics(torch.autograd.Function):
             if grad_entropy is None:
                 grad.mul_(-grad_logp[part, None])
             else:
-                factor = ln_p.add_(entropy[part, None]).mul_(-grad_entropy[part, None])
-                grad.mul_(factor if grad_logp is None else factor.sub_(grad_logp[part, None]))
-            if grad_logp is not None:
-                grad.scatter_add_(1, column[part, None], torch.where(here, grad_logp, 0.0)[part, None])
+                by_entropy = grad_entropy[part, None] / -head.temperature
+                grad.mul_(ln_p.add_(entropy[part, None]).mul_(by_entropy).sub_(grad_logp[part, None]))
+            grad.scatter_add_(1, column[part, None], torch.where(here, grad_logp, 0.0)[part, None])
             grad = grad.to(hidden.dtype)
             grad_hidden[part] = grad @ weight[: head.real]
             grad_weight[: head.real] += grad.t() @ hidden[part]

@@ -241,7 +241,7 @@ def _recipe_summary(text: str) -> list[tuple[str, Any]]:
         ("precision", get("training", "precision")),
         (
             "layout",
-            " × ".join(f"{key} {value}" for key, value in layout.items() if isinstance(value, int) and not isinstance(value, bool)) or None,
+            " × ".join(f"{key} {value}" for key, value in layout.items() if isinstance(value, int) and value > 1) or None,
         ),
         ("seed", get("seed")),
     ]

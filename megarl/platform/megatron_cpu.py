@@ -5,7 +5,8 @@ Here the global name `torch` *inside megatron's own modules* is replaced by a pr
 left alone: patching, say, `torch.arange` for everyone breaks `with torch.device("meta")`, and with it the model loading of
 transformers, silently. Two methods of `torch.Tensor` are the exception (see `_patch_tensor`).
 
-The rest of this file replaces three functions of Megatron that call CUDA through other names, and its Adam (`cpu_adam`).
+The rest of this file replaces the functions of Megatron that call CUDA through other names or ask of gloo what only NCCL can do, and its
+Adam (`cpu_adam`).
 """
 
 from __future__ import annotations
@@ -193,6 +194,31 @@ def _patch_experts() -> None:
     token_dispatcher.maybe_move_tensor_to_cpu = to_cpu
 
 
+def _patch_uneven_collectives() -> None:
+    """Parts of unequal size, as expert-tensor ranks exchange them: NCCL takes them, gloo does not."""
+    import torch.distributed as dist
+    from megatron.core.tensor_parallel import mappings
+
+    even_gather, even_reduce_scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def gather(part, group, output_split_sizes=None, use_global_buffer=False):
+        if output_split_sizes is None or group.size() == 1:
+            return even_gather(part, group, None, use_global_buffer)
+        padded = part.new_zeros((max(output_split_sizes), *part.shape[1:]))
+        padded[: len(part)] = part
+        parts = even_gather(padded, group).unflatten(0, (group.size(), -1))
+        return torch.cat([part[:size] for part, size in zip(parts, output_split_sizes, strict=True)])
+
+    def reduce_scatter(whole, group, input_split_sizes=None, use_global_buffer=False):
+        if input_split_sizes is None or group.size() == 1:
+            return even_reduce_scatter(whole, group, None, use_global_buffer)
+        whole = whole.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(whole, group=group)
+        return whole.split(input_split_sizes)[group.rank()].contiguous()
+
+    mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim = gather, reduce_scatter
+
+
 def install() -> None:
     """Install all of the above, once per process. Raises RuntimeError if megatron.core was imported before."""
     global _installed
@@ -207,6 +233,7 @@ def install() -> None:
         warnings.filterwarnings("ignore", message="(Transformer Engine and )?Apex (is|are) not installed")
         _patch_random()
         _patch_experts()
+        _patch_uneven_collectives()
         from megarl.platform import cpu_adam
 
         cpu_adam.install()

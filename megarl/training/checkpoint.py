@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import queue
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,15 +27,38 @@ def _state(chunks: Sequence[torch.nn.Module], optimizer: Any, is_loading: bool) 
 
 def save(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:
     """Save into an existing, empty folder. A collective of all ranks; complete when it has returned on all of them."""
-    import queue
-
     from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     # Results of a synchronous save are passed within this process. Megatron would start a manager process for them, which imports
     # everything anew and outlives a rank that is killed.
-    filesystem_async._results_queue = queue.Queue()
+    _pass_results_by(queue.Queue())
     dist_checkpointing.save(_state(chunks, optimizer, is_loading=False), folder)
+
+
+def begin_save(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> Any:
+    """Start to save the present state into an existing, empty folder while training goes on. A collective of all ranks.
+
+    What it returns is for `finish_save`. Until that has returned on all ranks the folder is no checkpoint, and `load` refuses it.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+
+    # The writer is a fork of this process: it sees the weights of this moment, and its end of the queue.
+    _pass_results_by(multiprocessing.get_context("fork").Queue())
+    pending = AsyncCallsQueue()
+    pending.schedule_async_request(dist_checkpointing.save(_state(chunks, optimizer, is_loading=False), folder, async_sharded_save=True))
+    return pending
+
+
+def finish_save(pending: Any) -> None:
+    """Wait until what `begin_save` started is a whole checkpoint. A collective of all ranks; raises where the writing failed."""
+    pending.maybe_finalize_async_calls(blocking=True)
+
+
+def _pass_results_by(results: Any) -> None:
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    filesystem_async._results_queue = results
 
 
 def load(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:

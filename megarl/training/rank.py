@@ -129,6 +129,7 @@ class TrainingRank:
         self.exporter = HFExporter(self.model, config.shape)
         self.reports = parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
         self.sender: Any = None
+        self.pending_save: Any = None
         return True
 
     # ------------------------------------------------------------------ passes
@@ -274,6 +275,19 @@ class TrainingRank:
 
         self.complete_weights()
         save(self.model, self.optimizer, folder)
+
+    def begin_save(self, folder: str) -> None:
+        """Start to save the present state; training may go on. `finish_save` must follow."""
+        from megarl.training.checkpoint import begin_save
+
+        self.complete_weights()
+        self.pending_save = begin_save(self.model, self.optimizer, folder)
+
+    def finish_save(self) -> None:
+        """Wait until the save that was begun is complete."""
+        from megarl.training.checkpoint import finish_save
+
+        finish_save(self.pending_save)
 
     def load(self, folder: str) -> None:
         """Weights and optimizer state from `folder`. Raises InputError if it is damaged or of another model."""

@@ -104,6 +104,13 @@ class Trainer:
         """Weights and optimizer state into an existing, empty folder."""
         self._all("save", folder)
 
+    def begin_save(self, folder: str) -> None:
+        """Start to save the present state and go on; it is a checkpoint once `finish_save` has returned."""
+        self._all("begin_save", folder)
+
+    def finish_save(self) -> None:
+        self._all("finish_save")
+
     def load(self, folder: str) -> None:
         self._all("load", folder)
 

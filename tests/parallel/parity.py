@@ -22,7 +22,8 @@ class Result:
 
     loss: float
     grad_norm: float
-    clip_fraction: float
+    clipped: float
+    """Number of tokens whose ratio was clipped."""
     gradients: dict[str, np.ndarray]
     """By Hugging Face name."""
     logp: np.ndarray
@@ -32,18 +33,18 @@ class Result:
 
 
 def differences(got: Result, want: Result) -> dict[str, float]:
-    """How far apart two results are: `loss` and `logp` absolute (nats), `grad_norm` relative, `gradient` relative to the largest element
-    of any, `clip_fraction` and `token_kinds` absolute. NaN where something is missing or not finite."""
+    """How far apart two results are: `loss` absolute, `logp` as root mean square (nats), `grad_norm` relative, `gradient` relative to the
+    largest element of any, `clipped` a number of tokens, `token_kinds` absolute. NaN where something is missing or not finite."""
     if got.gradients.keys() != want.gradients.keys():
         return {"gradient": float("nan")}
     largest = max(np.abs(gradient).max() for gradient in want.gradients.values())
     return {
         "loss": abs(got.loss - want.loss),
         "grad_norm": abs(got.grad_norm / want.grad_norm - 1),
-        "clip_fraction": abs(got.clip_fraction - want.clip_fraction),
+        "clipped": abs(got.clipped - want.clipped),
         "gradient": max(float(np.abs(got.gradients[name] - gradient).max()) for name, gradient in want.gradients.items()) / largest,
-        "logp": float(np.abs(got.logp - want.logp).max()),
-        "token_kinds": max(abs(got.token_kinds.get(name, np.nan) - value) for name, value in want.token_kinds.items()),
+        "logp": float(np.sqrt(np.mean((got.logp - want.logp) ** 2))),
+        "token_kinds": max((abs(got.token_kinds.get(name, np.nan) - value) for name, value in want.token_kinds.items()), default=0.0),
     }
 
 
@@ -97,6 +98,7 @@ class Case:
     max_tokens: int = 96
     skip: bool = True
     prepass: bool = False
+    chunk_tokens: int | None = None
     fault: str | None = None
     """The name of a function in `faults` that spoils the rank first."""
 
@@ -112,8 +114,14 @@ class Case:
             # A large epsilon: with the usual one, Adam's first step is the sign of the gradient, rounding noise included.
             optimizer=Optimizer(learning_rate=RATE, epsilon=1e-4, clip_grad=0, **(self.optimizer or {})),
             threads_per_rank=1,
+            logprob_chunk_tokens=self.chunk_tokens,
         )
         return rank_config(model_path=self.model, pad_vocab_to=32, training=training, objective=self.objective, temperature=0.8, seed=0)
+
+
+def token_kinds(metrics: dict[str, tuple[float, float]]) -> dict[str, float]:
+    """The means of an update's metrics of WAPO's taxonomy."""
+    return {name: total / count for name, (total, count) in metrics.items() if name.startswith("token_kind/") and count}
 
 
 def run(case: Case) -> Result:
@@ -125,9 +133,9 @@ def run(case: Case) -> Result:
     for part in parts:
         if part["logprobs"] is not None:
             logp[part["logprobs"]["token_index"]] = part["logprobs"]["logp"]
-    mean = lambda name: metrics[name][0] / metrics[name][1]
-    kinds = {name: mean(name) for name, (_, count) in metrics.items() if name.startswith("token_kind/") and count}
-    return Result(metrics["loss"][0], mean("grad_norm"), mean("clip_fraction"), parts[0]["gradients"], logp, kinds)
+    norm, ranks = metrics["grad_norm"]
+    clipped = metrics.get("clip_fraction", (0.0, 1.0))[0]
+    return Result(metrics["loss"][0], norm / ranks, clipped, parts[0]["gradients"], logp, token_kinds(metrics))
 
 
 def update_on_rank(case: Case, config: RankConfig) -> dict:
@@ -196,6 +204,30 @@ def losses_of_updates(config: RankConfig, seeds: list[int], load: str | None = N
         losses.append(metrics["loss"][0] if metrics else 0.0)
     if save:
         rank.save(save)
+    return losses
+
+
+def losses_while_saving(config: RankConfig, folder: str) -> list[float]:
+    """Two updates, then three more while the state between them is written. Rank 0 checks that it is no checkpoint before it is whole."""
+    import torch.distributed as dist
+
+    from megarl.errors import InputError
+
+    rank = TrainingRank(config, dist.get_rank())
+    rank.build()
+    losses = []
+    for seed in range(5):
+        if seed == 2:
+            rank.begin_save(folder)
+            try:
+                rank.load(folder)
+            except InputError:
+                pass
+            else:
+                raise AssertionError("a checkpoint that is still being written was loaded")
+        metrics = _update(rank, *rollouts(seed=seed), make_objective(config.objective), RATE)
+        losses.append(metrics["loss"][0] if metrics else 0.0)
+    rank.finish_save()
     return losses
 
 

@@ -5,7 +5,7 @@ import pytest
 from megarl.objectives import make_objective
 from megarl.training.rank import UpdateSettings
 from megarl.training.trainer import Trainer
-from tests.parallel.parity import RATE, Case, Result, differences, rollouts
+from tests.parallel.parity import RATE, Case, Result, differences, rollouts, token_kinds
 from tests.parallel.test_parity import FP32
 
 pytestmark = pytest.mark.system
@@ -21,9 +21,9 @@ def one_update(model, layout, packing=False):
         plan = trainer.plan(sequences, update.responses[update.active].tolist())
         settings = UpdateSettings(RATE, mismatch_tokens=batch.num_tokens, token_kinds=True)
         metrics = trainer.finish_update(trainer.begin_update(sequences, update, plan, settings))
-        mean = lambda name: metrics[name][0] / metrics[name][1]
-        kinds = {name: mean(name) for name, (_, count) in metrics.items() if name.startswith("token_kind/") and count}
-        return Result(mean("loss"), mean("grad_norm"), mean("clip_fraction"), trainer.gradients(), trainer.logprobs(sequences)[0], kinds)
+        norm, ranks = metrics["grad_norm"]
+        logp, _ = trainer.logprobs(sequences)
+        return Result(metrics["loss"][0], norm / ranks, metrics["clip_fraction"][0], trainer.gradients(), logp, token_kinds(metrics))
     finally:
         trainer.shutdown()
 

@@ -19,20 +19,25 @@ TP2, TP2_SP = {"tensor": 2}, {"tensor": 2, "sequence_parallel": True}
 PP2, VPP2 = {"pipeline": 2}, {"pipeline": 2, "virtual_pipeline": 2}
 CP2, DP2 = {"context": 2}, {"data": 2}
 
-# Every row runs padded and packed, in fp32 and in bf16, but for those of four ranks: padded or packed alternately.
+# Every row runs padded and packed, in fp32 and in bf16; those of four ranks are padded or packed as they say.
 ROWS = {
     "one": {},
     "one, small micro-batches": {"max_tokens": 16},
     "one, nothing skipped": {"skip": False},
+    "one, logits in chunks": {"chunk_tokens": 5},
     "one, full recompute": {"recompute": "full"},
     "one, selective recompute": {"recompute": "selective"},
     "TP2": {"layout": TP2},
     "TP2+SP": {"layout": TP2_SP},
+    "TP2+SP, logits in chunks": {"layout": TP2_SP, "chunk_tokens": 5},
     "TP2+SP, full recompute": {"layout": TP2_SP, "recompute": "full"},
     "PP2": {"layout": PP2},
+    "PP2, logits in chunks": {"layout": PP2, "chunk_tokens": 5},
     "PP2, untied": {"layout": PP2, "model": "llama_untied"},
     "PP2, biases": {"layout": PP2, "model": "qwen2_tied"},
+    "PP2, small micro-batches": {"layout": PP2, "max_tokens": 24},
     "PP2·VPP2": {"layout": VPP2},
+    "PP2·VPP2, small micro-batches": {"layout": VPP2, "max_tokens": 24},
     "PP2·VPP2, full recompute": {"layout": VPP2, "recompute": "full"},
     "CP2": {"layout": CP2},
     "CP2, selective recompute": {"layout": CP2, "recompute": "selective"},
@@ -67,7 +72,15 @@ ROWS_OF_FOUR = {
 }
 
 # fp32: what another order of summation makes of numbers near 1; a fault is far above it (see `test_a_planted_fault_is_noticed`).
-FP32 = {"loss": 1e-5, "grad_norm": 1e-5, "clip_fraction": 1e-9, "gradient": 1e-5, "logp": 1e-4, "token_kinds": 1e-5}
+FP32 = {"loss": 1e-5, "grad_norm": 1e-5, "clipped": 0, "gradient": 1e-5, "logp": 1e-5, "token_kinds": 1e-5}
+# bf16: every rounding errs by up to 2^-9 = 0.2%, and layouts round in other places. What a few dozen roundings on the way through four
+# layers do is measured by one process in bf16 against one in fp32, which must stay within half of this
+# (`test_bf16_is_half_its_tolerance_from_fp32`); two layouts that are each so far from fp32 are at most all of it from each other. The
+# objective is one without clipping: a ratio at the edge of a clip range changes sides by any rounding,
+# and so does a token at the border of two kinds.
+BF16 = {"loss": 2e-3, "grad_norm": 1e-2, "clipped": 0, "gradient": 5e-2, "logp": 4e-2, "token_kinds": math.inf}
+SMOOTH = {"name": "rloo"}
+BF16_ROWS = {name: row | {"objective": SMOOTH} for name, row in (ROWS | ROWS_OF_FOUR).items() if "objective" not in row}
 
 
 @pytest.fixture(scope="module")
@@ -90,29 +103,17 @@ def one_process(case):
 
 
 def assert_agree(got, want, limits):
-    assert want.clip_fraction > 0  # without clipped tokens the check would miss what clipping does
     found = differences(got, want)
     over = {name: value for name, value in found.items() if not value <= limits[name]}
     assert not over, f"{over} of {found}; at most {limits}"
 
 
-@pytest.fixture(scope="module")
-def bf16_limits(one_process):
-    """bf16 keeps 8 bits, and every layout rounds elsewhere. So two layouts may differ by what rounding itself does to the result: the
-    distance of one process in bf16 from one in fp32, each bounded by it, so that their difference is by twice that. The kinds of tokens
-    are compared in fp32 only: a token on the border of two falls on either side."""
-
-    def limits(row):
-        found = differences(one_process(row, "bf16"), one_process(row))
-        return {name: 2 * value for name, value in found.items()} | {"token_kinds": math.inf}
-
-    return limits
-
-
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("row", ROWS)
 def test_fp32(case, one_process, row, packing):
-    assert_agree(run(case(**ROWS[row], packing=packing)), one_process(ROWS[row]), FP32)
+    want = one_process(ROWS[row])
+    assert want.clipped > 0  # else the check would miss what clipping does
+    assert_agree(run(case(**ROWS[row], packing=packing)), want, FP32)
 
 
 @pytest.mark.parametrize("row", ROWS_OF_FOUR)
@@ -121,15 +122,22 @@ def test_fp32_on_four_ranks(case, one_process, row):
 
 
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("row", ROWS)
-def test_bf16(case, one_process, bf16_limits, row, packing):
-    assert_agree(run(case(**ROWS[row], packing=packing, precision="bf16")), one_process(ROWS[row], "bf16"), bf16_limits(ROWS[row]))
+@pytest.mark.parametrize("row", [row for row in BF16_ROWS if row in ROWS])
+def test_bf16(case, one_process, row, packing):
+    row = BF16_ROWS[row]
+    assert_agree(run(case(**row, packing=packing, precision="bf16")), one_process(row, "bf16"), BF16)
 
 
-@pytest.mark.parametrize("row", ROWS_OF_FOUR)
-def test_bf16_on_four_ranks(case, one_process, bf16_limits, row):
-    row = ROWS_OF_FOUR[row]
-    assert_agree(run(case(**row, precision="bf16")), one_process(row, "bf16"), bf16_limits(row))
+@pytest.mark.parametrize("row", [row for row in BF16_ROWS if row in ROWS_OF_FOUR])
+def test_bf16_on_four_ranks(case, one_process, row):
+    row = BF16_ROWS[row]
+    assert_agree(run(case(**row, precision="bf16")), one_process(row, "bf16"), BF16)
+
+
+@pytest.mark.parametrize("model", ["qwen3_tied", "llama_untied", "qwen2_tied", "experts"])
+def test_bf16_is_half_its_tolerance_from_fp32(one_process, model):
+    row = {"model": model, "objective": SMOOTH}
+    assert_agree(one_process(row, "bf16"), one_process(row), {name: limit / 2 for name, limit in BF16.items()})
 
 
 @pytest.mark.parametrize("model", ["qwen3_untied", "qwen2_tied", "llama_untied", "experts", "experts_unnormalized"])
@@ -196,7 +204,7 @@ FAULTS = [
     ("rotary_positions_not_split_over_context_ranks", "CP2", False),
     ("rotary_positions_not_split_over_context_ranks", "CP2", True),
     ("dropout_left_on", "one", False),
-    ("interleaved_stages_send_in_batches", "PP2·VPP2", False),
+    ("interleaved_stages_send_in_batches", "PP2·VPP2, small micro-batches", False),
     ("stale_scalars", "CP2, GSPO", False),
     ("scalars_of_one_context_rank_only", "CP2, GSPO", True),
 ]

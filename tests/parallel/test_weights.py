@@ -5,7 +5,7 @@ import pytest
 from safetensors.torch import load_file
 
 from megarl.training.local_ranks import run_ranks
-from tests.parallel.parity import Case, exported, losses_of_updates
+from tests.parallel.parity import Case, exported, losses_of_updates, losses_while_saving
 
 pytestmark = pytest.mark.system
 
@@ -79,3 +79,10 @@ def test_a_checkpoint_loads_under_another_layout(tiny_models, tmp_path, model, b
     for layout, optimizer in after:
         got = total(run_on(config(layout, optimizer), losses_of_updates, [2, 3, 4], str(tmp_path)))
         assert got == pytest.approx(want, abs=1e-5)
+
+
+def test_a_checkpoint_written_while_training_goes_on_holds_the_state_at_its_beginning(tiny_models, tmp_path):
+    config = case(tiny_models["qwen3_tied"], {"data": 2}, optimizer=SHARDED)
+    want = np.sum(run_on(config, losses_while_saving, str(tmp_path)), 0)[2:]
+    got = np.sum(run_on(config, losses_of_updates, [2, 3, 4], str(tmp_path)), 0)
+    assert got == pytest.approx(want, abs=1e-6)
