@@ -2,10 +2,11 @@
 
     PYTHONPATH=. .venv/bin/python benchmarks/train_step/run.py [--rounds 5] [--layout one --layout TP2 ...]
 
-The bare loop is what Megatron's own pre-training does: GPTModel with labels, vocabulary-parallel cross entropy over all tokens, its pipeline
-schedule, DDP and its optimizer, on micro-batches that are made beforehand. This package's step is a whole update with GRPO: collating, log-probs
-of the response tokens, the objective, its metrics, the optimizer. Prints, for each layout, padded and packed, tokens per second of both (real
-tokens, without padding) and their ratio, and what packing gains beside the share of padding that it saves. Exits 1 if a ratio is below 0.95.
+The bare loop is what Megatron's own pre-training does: GPTModel with labels, vocabulary-parallel cross entropy over all tokens, its
+pipeline schedule, DDP and its optimizer, on micro-batches that are made beforehand. This package's step is a whole update with GRPO:
+collating, log-probs of the response tokens, the objective, its metrics, the optimizer. Prints, for each layout, padded and packed, tokens
+per second of both (real tokens, without padding) and their ratio, and what packing gains beside the share of padding that it saves.
+Exits 1 if a ratio is below 0.95.
 """
 
 from __future__ import annotations
