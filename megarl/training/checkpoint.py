@@ -25,9 +25,19 @@ def _weights(chunks: Sequence[torch.nn.Module]) -> dict[str, Any]:
 
 
 def _state(chunks: Sequence[torch.nn.Module], optimizer: Any, is_loading: bool) -> dict[str, Any]:
+    """What is saved: tensors, and the number of updates that Adam has seen.
+
+    The optimizer's plain values (groups of parameters, rates) stay this run's own: they come from the recipe, and there are two sets of
+    them where experts have an optimizer to themselves, which depends on the layout.
+    """
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+    from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
+
     state = _weights(chunks)
-    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=dict(_METADATA))
-    return state
+    tensors = optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(_METADATA))
+    keep = (ShardedBase, LocalNonpersistentObject)
+    state["optimizer"] = dict_list_map_inplace(lambda value: value if isinstance(value, keep) else LocalNonpersistentObject(value), tensors)
+    return state | {"updates": max((group.get("step", 0) for group in optimizer.param_groups), default=0)}
 
 
 def save(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:
@@ -79,6 +89,8 @@ def load(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None
         unwrap(chunk).load_state_dict(state[f"model{i}"])
     with torch.no_grad():
         optimizer.load_state_dict(state["optimizer"])
+    for group in optimizer.param_groups:
+        group["step"] = state["updates"]
 
 
 def save_weights(chunks: Sequence[torch.nn.Module], folder: str) -> None:
