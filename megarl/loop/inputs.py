@@ -69,6 +69,12 @@ class Inputs:
                 f"training.step_lists: objective `{name}` does not compare the responses of a group as a list; expected null, or a "
                 "listwise objective (lpo, tpo)."
             )
+        if recipe.training.step_lists is not None:
+            for parameter in ("overlong", "drop_degenerate_groups"):
+                if recipe.objective.get(parameter):
+                    raise InputError(
+                        f"training.step_lists: `{parameter}` judges whole responses, but lists compare segments; expected it to be off."
+                    )
         if recipe.rollout.overlap_training and objective.couples_groups:
             raise InputError(
                 f"rollout.overlap_training: objective `{name}` with these parameters has statistics over the whole batch; expected false."

@@ -44,18 +44,19 @@ class Schedule:
         return Schedule(parts["divergence"], parts["tau"])
 
     def parameters(self, step: int, entropy: float | None) -> dict[str, Any]:
-        """The parameters that the schedule sets at `step` (from 0), with the policy's mean `entropy` in nats if it is known.
+        """The parameters that the schedule sets at `step` (from 1), with the policy's mean `entropy` in nats if it is known.
 
-        A switch on entropy is not remembered: above the threshold the first divergence holds again. tau falls geometrically.
+        Steps up to `after_step` have the first divergence; a switch on entropy is not remembered: above the threshold the first one holds
+        again. tau goes geometrically, `from` at step 1 and `to` after `steps` more.
         """
         result: dict[str, Any] = {}
         if (switch := self.divergence) is not None:
-            late = switch["after_step"] is not None and step >= switch["after_step"]
+            late = switch["after_step"] is not None and step > switch["after_step"]
             low = switch["below_entropy"] is not None and entropy is not None and entropy < switch["below_entropy"]
             if late or low:
                 result["divergence"] = switch["to"]
         if (anneal := self.tau) is not None:
-            done = min(1.0, step / anneal["steps"])
+            done = min(1.0, max(0, step - 1) / anneal["steps"])
             result["tau"] = anneal["from"] ** (1 - done) * anneal["to"] ** done
         return result
 

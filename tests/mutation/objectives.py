@@ -242,7 +242,7 @@ FAULTS = [
     ),
     Fault("peaks and valleys exchanged", "taxonomy.py", "return sampled >= collision", "return sampled < collision"),
     Fault("entropy change of the wrong sign", "taxonomy.py", "return -advantage * (f.gather", "return advantage * (f.gather"),
-    Fault("switch one step late", "schedule.py", 'step >= switch["after_step"]', 'step > switch["after_step"]'),
+    Fault("switch one step early", "schedule.py", 'step > switch["after_step"]', 'step >= switch["after_step"]'),
     Fault(
         "replay of what is too old", "replay.py", "version - group.version <= self.max_age", "version - group.version <= self.max_age + 1"
     ),

@@ -66,6 +66,11 @@ def test_data(settings, tmp_path, capsys, key, content, said):
         ({"evaluation.k": "[8, 8]"}, ["`k` holds 8 twice"]),
         ({"objective.clip_high": -1}, ["--set: objective: `clip_high` is -1"]),
         ({"verifier.args.format": "xml"}, ["--set: verifier.args: `format` is 'xml'"]),
+        ({"training.step_lists": '{separators: ["+"]}'}, ["training.step_lists", "`grpo`", "lpo"]),
+        (
+            {"training.step_lists": '{separators: ["+"]}', "objective": "{name: lpo, overlong: mask}"},
+            ["training.step_lists: `overlong`", "whole responses"],
+        ),
     ],
 )
 def test_recipe(settings, tmp_path, capsys, changes, said):

@@ -18,9 +18,9 @@ def scheduled(**schedule):
     return make_objective({"name": "lpo", "schedule": schedule})
 
 
-def test_the_divergence_switches_at_a_step():
+def test_the_divergence_switches_after_a_step():
     objective = scheduled(divergence={"to": "reverse_kl", "after_step": 50})
-    assert [objective.at(step).parameters["divergence"] for step in (0, 49, 50, 51)] == ["forward_kl"] * 2 + ["reverse_kl"] * 2
+    assert [objective.at(step).parameters["divergence"] for step in (1, 50, 51, 52)] == ["forward_kl"] * 2 + ["reverse_kl"] * 2
 
 
 def test_the_divergence_switches_below_an_entropy_and_back():
@@ -32,19 +32,19 @@ def test_the_divergence_switches_below_an_entropy_and_back():
 
 def test_the_temperature_falls_geometrically():
     objective = scheduled(tau={"from": 1.0, "to": 0.25, "steps": 2})
-    assert [objective.at(step).parameters["tau"] for step in (0, 1, 2, 9)] == pytest.approx([1.0, 0.5, 0.25, 0.25])
+    assert [objective.at(step).parameters["tau"] for step in (1, 2, 3, 9)] == pytest.approx([1.0, 0.5, 0.25, 0.25])
 
 
 def test_the_scheduled_objective_is_the_plain_one_with_these_parameters():
     responses = [{"reward": r, "logp": [-1.0, -0.4], "old_logp": [-0.9, -0.5]} for r in (1.0, 0.0, 0.5)]
     batch = TokenBatch.from_lists([{"responses": responses}])
-    objective = make_objective({"name": "lpo", "clip_mode": "none", "schedule": {"divergence": {"to": "js", "after_step": 3}}}).at(3)
+    objective = make_objective({"name": "lpo", "clip_mode": "none", "schedule": {"divergence": {"to": "js", "after_step": 3}}}).at(4)
     logp = batch.logp.clone().requires_grad_()
     objective.loss(objective.begin_update(objective.prepare(batch)), torch.arange(6), logp).loss.backward()
     assert torch.equal(logp.grad, gradient({"name": "lpo", "clip_mode": "none", "divergence": "js"}, batch)[1])
     assert make_objective({"name": "grpo"}).at(7).name == "grpo"
     again = pickle.loads(pickle.dumps(scheduled(divergence={"to": "js", "after_step": 1})))
-    assert again.at(1).parameters["divergence"] == "js"
+    assert again.at(2).parameters["divergence"] == "js"
 
 
 BAD = [
