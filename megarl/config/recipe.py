@@ -52,7 +52,21 @@ class Verifier(Section):
     name: Text
     """`countdown`, `reasoning_gym`, or the import path `package.module:function` of your own."""
     args: dict[str, Any] = {}
-    """Keyword arguments of the verifier."""
+    """Keyword arguments of the verifier (docs/tasks.md)."""
+    workers: PositiveInt | None = None
+    """Processes that judge at the same time. Default: one per core."""
+    timeout_s: PositiveFloat = 10.0
+    """Longest time for one response; then its verdict is `timeout`."""
+    memory_mib: PositiveInt = 2048
+    """What a worker may allocate beside the loaded verifier."""
+    on_timeout: Literal["zero", "drop"] = "zero"
+    """`zero`: the reward is 0. `drop`: the response leaves the loss and its group's statistics."""
+    on_crash: Literal["zero", "drop"] = "drop"
+    """As `on_timeout`, for a verifier that failed."""
+    max_timeout_share: Fraction = 0.5
+    """The run stops where a larger share of a step's verdicts is `timeout`."""
+    max_crash_share: Fraction = 0.1
+    """As `max_timeout_share`, for `crash`."""
 
 
 class Rollout(Section):

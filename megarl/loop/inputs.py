@@ -13,9 +13,10 @@ from megarl.rollout.engine import EngineConfig
 from megarl.rollout.response import Response
 from megarl.rollout.sampling import Sampling
 from megarl.tasks.dataset import read_examples
+from megarl.tasks.judging import Judge, apply_effects, check_shares
 from megarl.tasks.prompts import Prompt, eos_token_ids, load_tokenizer, tokenize
 from megarl.tasks.stream import PromptStream
-from megarl.tasks.verifiers import check_examples, judge, make_verifier
+from megarl.tasks.verifiers import check_examples
 from megarl.training.trainer import rank_config
 
 
@@ -27,7 +28,10 @@ class Inputs:
         self.objective = make_objective(recipe.objective)
         if self.objective.uses_value_model:
             raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
-        self.verifier = make_verifier(recipe.verifier.name, recipe.verifier.args)
+        verifier = recipe.verifier
+        self._judge = Judge(
+            verifier.name, verifier.args, workers=verifier.workers, timeout_s=verifier.timeout_s, memory_mib=verifier.memory_mib
+        )
         self.rank_config = rank_config(
             model_path=recipe.model.path,
             pad_vocab_to=recipe.model.pad_vocab_to_multiple_of,
@@ -81,10 +85,16 @@ class Inputs:
         return Sampling(temperature, self.recipe.rollout.max_response_length, self.stop_token_ids)
 
     def judge(self, prompts: Sequence[Prompt], responses: list[Response], first: int = 0) -> JudgedRollouts:
-        """Decode and verify the responses to `prompts`, whose indices begin at `first`. A verifier sees text without special tokens."""
+        """Decode and verify the responses to `prompts`, whose indices begin at `first`. A verifier sees text without special tokens.
+
+        RunFailed if more verdicts than the recipe allows say nothing about their response.
+        """
         texts = self.tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
         examples = [prompts[response.prompt_index - first].example for response in responses]
-        return JudgedRollouts(prompts, responses, texts, judge(self.verifier, texts, examples), first)
+        verdicts, verifier = self._judge(texts, examples), self.recipe.verifier
+        check_shares(verdicts, {"timeout": verifier.max_timeout_share, "crash": verifier.max_crash_share})
+        verdicts = apply_effects(verdicts, {"timeout": verifier.on_timeout, "crash": verifier.on_crash})
+        return JudgedRollouts(prompts, responses, texts, verdicts, first)
 
 
 def engine_threads(recipe: Recipe) -> int:

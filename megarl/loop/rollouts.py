@@ -100,14 +100,21 @@ class JudgedRollouts:
         ref_logp: np.ndarray | None = None,
         entropy: np.ndarray | None = None,
     ) -> TokenBatch:
-        """The objective's flat batch; [T] arrays are in the order of the response tokens. Groups are the prompts."""
+        """The objective's flat batch; [T] arrays are in the order of the response tokens. Groups are the prompts.
+
+        A response that is not in the loss is a group of its own without trained tokens: no statistic of its prompt's group sees it.
+        """
         lengths = torch.tensor([len(response.token_ids) for response in self.responses])
         rollout_logp = torch.tensor([x for response in self.responses for x in response.logprobs], dtype=torch.float32)
+        in_loss = torch.tensor([verdict.in_loss for verdict in self.verdicts])
+        group = torch.tensor([response.prompt_index - self.first for response in self.responses])
+        group[~in_loss] = len(self.prompts) + torch.arange(int((~in_loss).sum()))
+        left_out = [f"{self.prompts[int(i) // self.n].id}, response {int(i) % self.n}" for i in (~in_loss).nonzero()]
         optional = lambda array: None if array is None else torch.from_numpy(array)
         return TokenBatch(
             sequence=torch.repeat_interleave(torch.arange(len(self.responses)), lengths),
-            mask=torch.ones(len(rollout_logp), dtype=torch.bool),
-            group=torch.tensor([response.prompt_index - self.first for response in self.responses]),
+            mask=torch.repeat_interleave(in_loss, lengths),
+            group=group,
             reward=torch.from_numpy(self.rewards),
             correct=torch.from_numpy(self.correct.reshape(-1)),
             truncated=torch.tensor([response.finish_reason == "length" for response in self.responses]),
@@ -115,7 +122,7 @@ class JudgedRollouts:
             rollout_logp=rollout_logp,
             ref_logp=optional(ref_logp),
             entropy=optional(entropy),
-            group_ids=[prompt.id for prompt in self.prompts],
+            group_ids=[prompt.id for prompt in self.prompts] + left_out,
             step=step,
             seed=seed,
         )

@@ -23,6 +23,10 @@ class Verdict:
     reward: float
     extracted: Any = None
     detail: str = ""
+    vector: tuple[tuple[float, ...], ...] | None = None
+    """[m, k]: k rewards of each of the m solutions in the response, where the verifier has more than one reward."""
+    in_loss: bool = True
+    """Whether the response is trained on; if not, it takes no part in its group's statistics either."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

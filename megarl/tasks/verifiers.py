@@ -26,6 +26,9 @@ BUILTIN = {
 }
 """Name -> (module, function that takes the arguments and makes the verifier); the module also has `check_examples`."""
 
+PURE = frozenset({"countdown"})
+"""Verifiers without side effects whose time is bounded by the length of the response: they need no process of their own."""
+
 
 def make_verifier(name: str, args: dict[str, Any] | None = None) -> Verifier:
     """The verifier `name` of a recipe with its arguments; InputError for an unknown name, import path or argument."""
@@ -65,10 +68,11 @@ def judge(verifier: Verifier, responses: Sequence[str], examples: Sequence[Examp
     """
     if len(responses) != len(examples):
         raise ValueError(f"{len(responses)} responses for {len(examples)} examples")
-    return [_judge_one(verifier, response, example) for response, example in zip(responses, examples, strict=True)]
+    return [judge_one(verifier, response, example) for response, example in zip(responses, examples, strict=True)]
 
 
-def _judge_one(verifier: Verifier, response: str, example: Example) -> Verdict:
+def judge_one(verifier: Verifier, response: str, example: Example) -> Verdict:
+    """The verdict on one response, by the rules of `judge`."""
     try:
         verdict = verifier(response, example)
     except InputError:
