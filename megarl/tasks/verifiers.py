@@ -22,6 +22,7 @@ Verifier = Callable[[str, Example], Verdict]
 
 BUILTIN = {
     "countdown": ("megarl.tasks.countdown", "make_countdown"),
+    "math": ("megarl.tasks.math_answers", "make_math"),
     "reasoning_gym": ("megarl.tasks.reasoning_gym", "make_reasoning_gym"),
 }
 """Name -> (module, function that takes the arguments and makes the verifier); the module also has `check_examples`."""
