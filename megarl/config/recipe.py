@@ -125,6 +125,11 @@ class Optimizer(Section):
     """Shard the optimizer state over the data-parallel ranks."""
 
 
+class StepLists(Section):
+    separators: Annotated[list[Text], Field(min_length=1)]
+    """A token whose text holds one of these ends a segment."""
+
+
 class Training(Section):
     steps: PositiveInt
     minibatches: PositiveInt = 1
@@ -140,10 +145,39 @@ class Training(Section):
     `rollout`: the engine's own, exact up to the mismatch that the run measures at every step."""
     skip_without_signal: bool = True
     """Leave responses whose loss has no gradient out of the passes. Exact: they stay in every statistic and denominator."""
+    listwise_scalars: Literal["auto", "micro_batch", "prepass"] = "auto"
+    """Where an objective that compares a group's responses gets its coefficients from: `micro_batch` keeps the group in one micro-batch,
+    `prepass` runs a forward pass before each update. The same result; auto: micro_batch if every group fits in `micro_batch_tokens`."""
+    step_lists: StepLists | None = None
+    """Compare segments of responses that continue the same prefix instead of whole responses (listwise objectives)."""
     layout: Layout = Layout()
     optimizer: Optimizer = Optimizer()
     threads_per_rank: PositiveInt | None = None
     """CPU threads of one rank. Default: the machine's cores over the ranks on it."""
+
+
+class Replay(Section):
+    """Groups of earlier steps, trained on again while they are fresh enough (objective `lpo`)."""
+
+    capacity: PositiveInt = 512
+    """Groups that are kept, the newest."""
+    groups_per_step: PositiveInt = 16
+    """Groups added to each step's own."""
+    max_age: PositiveInt = 4
+    """In steps since a group was sampled."""
+    max_drift: PositiveFloat = 0.5
+    """Groups with a response whose mean log-ratio against its sampler is above this, in nats per token, are left out."""
+    priority: NonNegativeFloat = 1.0
+    """A group is drawn in proportion to the std of its rewards to this power; 0: uniformly."""
+    age_discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """... and to this to the power of its age."""
+    kl_pull: NonNegativeFloat = 0.0
+    """Per step of age: the older the group, the nearer its target to the present policy."""
+
+
+class Diagnostics(Section):
+    every: NonNegativeInt = 10
+    """In steps; 0: never. Metrics that need more than the loss does: the kinds of tokens that the step learns from (docs/methods.md)."""
 
 
 class Evaluation(Section):
@@ -179,7 +213,10 @@ class Recipe(Section):
     objective: dict[str, Any]
     """`name` and the parameters of the objective (docs/methods.md)."""
     rollout: Rollout = Rollout()
+    replay: Replay | None = None
+    """Train again on groups of earlier steps. Null: each group is used in its own step only."""
     training: Training
+    diagnostics: Diagnostics = Diagnostics()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
 
@@ -189,6 +226,8 @@ class Recipe(Section):
             raise ValueError("`rollout.prompts_per_step` must be a multiple of `training.minibatches`")
         if self.rollout.overlap_training and self.training.old_logprobs != "rollout":
             raise ValueError("`rollout.overlap_training` needs `training.old_logprobs` to be rollout")
+        if self.replay is not None and self.rollout.overlap_training:
+            raise ValueError("`replay` cannot be used together with `rollout.overlap_training`")
         return self
 
 

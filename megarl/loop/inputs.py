@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import numpy as np
+
 from megarl.config.recipe import Recipe
 from megarl.errors import InputError
 from megarl.loop.rollouts import JudgedRollouts
@@ -17,6 +19,7 @@ from megarl.tasks.judging import Judge, apply_effects, check_shares
 from megarl.tasks.prompts import Prompt, eos_token_ids, load_tokenizer, tokenize
 from megarl.tasks.stream import PromptStream
 from megarl.tasks.verifiers import check_examples
+from megarl.training.sequences import Sequences
 from megarl.training.trainer import rank_config
 
 
@@ -28,6 +31,7 @@ class Inputs:
         self.objective = make_objective(recipe.objective)
         if self.objective.uses_value_model:
             raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
+        self._check_objective()
         verifier = recipe.verifier
         self._judge = Judge(
             verifier.name, verifier.args, workers=verifier.workers, timeout_s=verifier.timeout_s, memory_mib=verifier.memory_mib
@@ -54,6 +58,30 @@ class Inputs:
         check_examples(self.recipe.verifier.name, examples)
         prompts, self.dropped[path] = tokenize(examples, self.tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)
         return prompts
+
+    def _check_objective(self) -> None:
+        recipe, objective, name = self.recipe, self.objective, self.recipe.objective["name"]
+        if recipe.replay is not None and not objective.replayable:
+            raise InputError(
+                f"replay: objective `{name}` cannot train on groups of earlier steps; expected replay: null, or objective lpo."
+            )
+        if recipe.training.step_lists is not None and objective.coupling != "group":
+            raise InputError(
+                f"training.step_lists: objective `{name}` does not compare the responses of a group as a list; expected null, or a "
+                "listwise objective (lpo, tpo)."
+            )
+        if recipe.rollout.overlap_training and objective.couples_groups:
+            raise InputError(
+                f"rollout.overlap_training: objective `{name}` with these parameters has statistics over the whole batch; expected false."
+            )
+
+    def ends_segment(self, sequences: Sequences) -> np.ndarray:
+        """[T] bool: response tokens whose text holds one of `training.step_lists.separators`."""
+        tokens = sequences.response_tokens
+        distinct, where = np.unique(tokens, return_inverse=True)
+        texts = self.tokenizer.batch_decode(distinct[:, None].tolist())
+        separators = self.recipe.training.step_lists.separators
+        return np.array([any(separator in text for separator in separators) for text in texts], dtype=bool)[where]
 
     def _check_lengths(self) -> None:
         shape, rollout = self.rank_config.shape, self.recipe.rollout

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from megarl.errors import InputError
 from megarl.objectives import TokenBatch
 from megarl.rollout.response import Response
 from megarl.tasks.prompts import Prompt
@@ -32,6 +33,13 @@ class JudgedRollouts:
         """The parts of a step, in order, as one."""
         every = lambda name: [item for part in parts for item in getattr(part, name)]
         return parts[0] if len(parts) == 1 else cls(every("prompts"), every("responses"), every("texts"), every("verdicts"), parts[0].first)
+
+    def groups(self, chosen: Sequence[int]) -> JudgedRollouts:
+        """The prompts at `chosen` with their responses."""
+        pick = lambda items: [items[i * self.n + j] for i in chosen for j in range(self.n)]
+        prompts = [self.prompts[i] for i in chosen]
+        responses = [replace(response, prompt_index=self.first + i // self.n) for i, response in enumerate(pick(self.responses))]
+        return JudgedRollouts(prompts, responses, pick(self.texts), pick(self.verdicts), self.first)
 
     @property
     def n(self) -> int:
@@ -86,6 +94,19 @@ class JudgedRollouts:
             for i in chosen
         ]
 
+    def reward_vectors(self) -> list[torch.Tensor]:
+        """N matrices [m, k]; a response about which nothing is known has m = 0."""
+        matrices = []
+        for i, verdict in enumerate(self.verdicts):
+            if verdict.vector is None and verdict.status not in ("timeout", "crash", "skipped"):
+                raise InputError(
+                    f"example {self.prompts[i // self.n].id!r}: the verifier gave a number as reward; the objective needs reward vectors "
+                    "(`Verdict.vector`; with `countdown`: verifier.args.components = true)."
+                )
+            rows = torch.tensor(verdict.vector or [], dtype=torch.float64)
+            matrices.append(rows if rows.dim() == 2 else rows.reshape(0, 0))
+        return matrices
+
     def sequences(self) -> Sequences:
         """Prompt and response tokens, for the trainer."""
         prompts = [self.prompts[response.prompt_index - self.first].token_ids for response in self.responses]
@@ -99,30 +120,40 @@ class JudgedRollouts:
         old_logp: np.ndarray | None = None,
         ref_logp: np.ndarray | None = None,
         entropy: np.ndarray | None = None,
+        vectors: bool = False,
     ) -> TokenBatch:
         """The objective's flat batch; [T] arrays are in the order of the response tokens. Groups are the prompts.
 
-        A response that is not in the loss is a group of its own without trained tokens: no statistic of its prompt's group sees it.
+        `vectors`: rewards are the verdicts' matrices. Raises InputError if the verifier gives none.
         """
         lengths = torch.tensor([len(response.token_ids) for response in self.responses])
         rollout_logp = torch.tensor([x for response in self.responses for x in response.logprobs], dtype=torch.float32)
-        in_loss = torch.tensor([verdict.in_loss for verdict in self.verdicts])
-        group = torch.tensor([response.prompt_index - self.first for response in self.responses])
-        group[~in_loss] = len(self.prompts) + torch.arange(int((~in_loss).sum()))
-        left_out = [f"{self.prompts[int(i) // self.n].id}, response {int(i) % self.n}" for i in (~in_loss).nonzero()]
         optional = lambda array: None if array is None else torch.from_numpy(array)
         return TokenBatch(
             sequence=torch.repeat_interleave(torch.arange(len(self.responses)), lengths),
-            mask=torch.repeat_interleave(in_loss, lengths),
-            group=group,
-            reward=torch.from_numpy(self.rewards),
+            mask=torch.ones(len(rollout_logp), dtype=torch.bool),
+            group=torch.tensor([response.prompt_index - self.first for response in self.responses]),
+            reward=self.reward_vectors() if vectors else torch.from_numpy(self.rewards),
             correct=torch.from_numpy(self.correct.reshape(-1)),
             truncated=torch.tensor([response.finish_reason == "length" for response in self.responses]),
             old_logp=optional(old_logp),
             rollout_logp=rollout_logp,
             ref_logp=optional(ref_logp),
             entropy=optional(entropy),
-            group_ids=[prompt.id for prompt in self.prompts] + left_out,
+            group_ids=[prompt.id for prompt in self.prompts],
             step=step,
             seed=seed,
         )
+
+
+def leave_out(batch: TokenBatch, verdicts: Sequence[Verdict]) -> TokenBatch:
+    """The batch, one verdict per response, with those not in the loss in groups of their own at the end and without trained tokens.
+
+    So no statistic of their prompt's group sees them.
+    """
+    out = torch.tensor([not verdict.in_loss for verdict in verdicts])
+    alone = int(out.sum())
+    group = batch.group.clone()
+    group[out] = batch.num_groups + torch.arange(alone)
+    names = [f"left out {i}" for i in range(alone)]
+    return replace(batch, group=group, mask=batch.mask & ~out[batch.sequence], group_ids=batch.group_ids + names)

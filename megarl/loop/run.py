@@ -16,6 +16,7 @@ from megarl.config.recipe import Recipe
 from megarl.config.show import to_yaml
 from megarl.errors import InputError
 from megarl.loop.inputs import Inputs, engine_threads
+from megarl.loop.replay import Replay
 from megarl.loop.rollouts import JudgedRollouts
 from megarl.loop.stopping import StopRequest
 from megarl.observe.ledger import Ledger
@@ -29,6 +30,7 @@ from megarl.training.trainer import Trainer
 # What a resumed run may not change: the steps before the checkpoint would have been others.
 _FIXED_ON_RESUME = (
     *("seed", "model", "data.train", "data.chat", "data.shuffle", "rollout.prompts_per_step", "rollout.responses_per_prompt"),
+    "replay",  # a checkpoint holds the groups that were kept
     "training.optimizer.distributed",  # its state is laid out in another way
 )
 
@@ -50,6 +52,7 @@ class Run:
             if not self.resume:
                 RunFolder(recipe.output).refuse_used()  # before the inputs are read, which takes seconds
             self.inputs = Inputs(recipe)
+            self.replay = None if recipe.replay is None else Replay(recipe.replay, recipe.seed)
             self.folder = stack.enter_context(RunFolder.open(recipe.output) if self.resume else RunFolder.create(recipe.output))
             checkpoint = self._prepare_folder()
             self.metrics = stack.enter_context(MetricsWriter(self.folder))
@@ -98,6 +101,8 @@ class Run:
         if self.step > self.recipe.training.steps:
             raise InputError(f"{path}: step {self.step} is done already; training.steps = {self.recipe.training.steps} is below it.")
         self.inputs.stream.load_state_dict(stream)
+        if self.replay is not None:
+            self.replay.load(path.parent, self.inputs.stream.prompts)
 
     def _check_resumable(self) -> None:
         before = load_recipe(self.folder.recipe).recipe.model_dump()
@@ -158,6 +163,8 @@ class Run:
         self.trainer.save(str((temporary / "megatron").resolve()))
         state = {"step": self.step, "entropy": self.entropy, "stream": self.inputs.stream.state_dict()}
         (temporary / "state.json").write_text(json.dumps(state, indent=2))
+        if self.replay is not None:
+            self.replay.save(temporary)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
         saved = sorted((path for path in self.folder.checkpoints.iterdir() if step_of(path) is not None), key=step_of)

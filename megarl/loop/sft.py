@@ -25,6 +25,7 @@ from megarl.tasks.dataset import read_examples
 from megarl.tasks.prompts import Prompt, eos_token_ids, load_tokenizer, tokenize
 from megarl.tasks.stream import PromptStream
 from megarl.training.optimizer import learning_rate
+from megarl.training.rank import UpdateSettings
 from megarl.training.sequences import Sequences
 from megarl.training.trainer import Trainer, rank_config
 
@@ -140,7 +141,7 @@ def train(recipe: SftRecipe, data: Demonstrations, trainer: Trainer, metrics: Me
         update = objective.begin_update(prepared)
         plan = trainer.plan(sequences, range(len(sequences)))
         rate = learning_rate(settings.optimizer, step, settings.steps)
-        in_flight.append((step, rate, trainer.begin_update(sequences, update, plan, rate)))
+        in_flight.append((step, rate, trainer.begin_update(sequences, update, plan, UpdateSettings(rate))))
         if len(in_flight) > _UPDATES_IN_FLIGHT:
             finish_oldest()
     while in_flight:

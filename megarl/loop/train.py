@@ -77,13 +77,16 @@ def generate_and_judge(run: Run, prompts: list[Prompt], step: int) -> Iterator[J
 
 
 def policy_metrics(run: Run, updates: list[dict[str, tuple[float, float]]]) -> dict[str, float]:
-    """The step's updates as `policy/...`: sums over counts of all their tokens; loss and gradient norm as means over the updates."""
+    """The step's updates: sums over counts of all their tokens; loss and gradient norm as means over the updates.
+
+    Names without a group of their own get `policy/`.
+    """
     sums: dict[str, tuple[float, float]] = {}
     for update in updates:
         for name, (total, count) in update.items():
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + total, before[1] + count)
-    metrics = {f"policy/{name}": total / count for name, (total, count) in sums.items() if count}
+    metrics = {name if "/" in name else f"policy/{name}": total / count for name, (total, count) in sums.items() if count}
     # Without a clipped branch nothing was clipped.
     metrics.setdefault("policy/clip_fraction", 0.0)
     optimizer = run.recipe.training.optimizer

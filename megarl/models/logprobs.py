@@ -87,3 +87,19 @@ def token_logprobs(
     real = width if vocab_size is None else max(0, min(width, vocab_size - first))
     logp, h = _TokenLogProbs.apply(logits, labels, temperature, first, real, group, entropy)
     return logp, h if entropy else None
+
+
+@torch.no_grad()
+def collision_statistics(logits, *, temperature=1.0, vocab_size=None, group=None):
+    """(sum_i p_i^2, sum_i p_i^2 ln p_i), float32 [n] each; arguments as in `token_logprobs`."""
+    rank = 0 if group is None else group.rank()
+    z = logits.float() / temperature
+    if vocab_size is not None:
+        z[:, max(0, vocab_size - rank * z.shape[1]) :] = float("-inf")
+    top = _all_reduce(z.max(dim=1).values, dist.ReduceOp.MAX, group)
+    shifted = z - top[:, None]
+    exp = shifted.exp()
+    square = exp * exp
+    sums = torch.stack([exp.sum(1), square.sum(1), torch.where(exp > 0, shifted * square, 0.0).sum(1)])
+    total, squares, weighted = _all_reduce(sums, dist.ReduceOp.SUM, group)
+    return squares / total**2, (weighted - total.log() * squares) / total**2

@@ -214,6 +214,10 @@ class Objective:
         self.surrogate = composition.surrogate
         self.coupling = self.surrogate.coupling(parameters)
         self.uses_value_model = composition.value_model
+        self.vector_rewards = composition.vector_rewards
+        """Rewards are matrices: m answers of k rewards each."""
+        self.replayable = composition.surrogate.replayable
+        """`TokenBatch.pull` and old groups, whose `rollout_logp` is an earlier policy's, are understood."""
         self.value_coef: float = parameters.get("value_coef", 0.0)
         self.uses_entropy = parameters["entropy_coef"] != 0
         """`loss` wants the current entropy, differentiable."""
@@ -420,13 +424,17 @@ class Objective:
         values = self.surrogate.finish(update, torch.where(absent, torch.nan, sums.total), self.parameters)
         return Scalars(values)
 
-    def coefficients(self, update: Update, scalars: Scalars | None = None) -> Tensor:
-        """The numbers that multiply the surrogate, [T]: the advantages; for listwise objectives minus the coefficients of `scalars`."""
+    def coefficients(self, update: Update, scalars: Scalars | None = None, token_index: Tensor | None = None) -> Tensor:
+        """The numbers that multiply the surrogate: the advantages; for listwise objectives minus the coefficients of `scalars`.
+
+        [T], or [t] for the tokens at `token_index`.
+        """
         prepared = update.prepared
+        pick = (lambda tokens: tokens) if token_index is None else (lambda tokens: tokens.index_select(0, token_index))
         if self.surrogate.coefficient is None:
-            return prepared.advantages
-        coefficient = -scalars.values[self.surrogate.coefficient][prepared.sequence]
-        return torch.where(prepared.surrogate_mask, coefficient, 0.0)
+            return pick(prepared.advantages)
+        coefficient = -scalars.values[self.surrogate.coefficient][pick(prepared.sequence)]
+        return torch.where(pick(prepared.surrogate_mask), coefficient, 0.0)
 
     def loss(
         self,

@@ -22,12 +22,15 @@ class StepLists:
     """Its responses are the tree's nodes, its groups their lists. `truncated` and `bootstrap_value` are not carried over."""
     token_index: Tensor
     """[t] where each of its tokens lies in the batch of whole responses."""
+    source: Tensor
+    """[lists] the group of that batch whose responses each list compares; in order."""
 
 
 @dataclass
 class _Node:
     tokens: tuple[int, int]
     """First and past-the-last token in the flat batch; of the first response that passes through."""
+    response: int
     rewards: list[float]
     correct: list[bool]
 
@@ -49,7 +52,7 @@ def step_lists(batch: TokenBatch, token_ids: Tensor, segment: Tensor, step_rewar
         prefix: tuple = (int(batch.group[response]),)
         for start, end in cuts:
             text = tuple(ids[start:end])
-            node = lists.setdefault(prefix, {}).setdefault(text, _Node((start, end), [], []))
+            node = lists.setdefault(prefix, {}).setdefault(text, _Node((start, end), response, [], []))
             node.rewards.append(float(batch.reward[response] if step_reward is None else step_reward[end - 1]))
             node.correct.append(bool(correct[response]))
             prefix = (*prefix, text)
@@ -68,7 +71,9 @@ def step_lists(batch: TokenBatch, token_ids: Tensor, segment: Tensor, step_rewar
         seed=batch.seed,
     )
     given = {name: value[index] for name in TOKEN_FIELDS if (value := getattr(batch, name)) is not None}
-    return StepLists(replace(result, **given), index)
+    if batch.pull is not None:
+        given["pull"] = batch.pull[torch.tensor([node.response for _, node in nodes], dtype=torch.long)]
+    return StepLists(replace(result, **given), index, torch.tensor([prefix[0] for prefix in kept], dtype=torch.long))
 
 
 def _segment_bounds(batch: TokenBatch, segment: Tensor) -> list[list[tuple[int, int]]]:

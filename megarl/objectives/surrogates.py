@@ -69,6 +69,8 @@ class Surrogate:
     """The number of `finish` that stands in for minus the advantage."""
     holds_dropped: bool = False
     """Dropped responses stay in the loss, without a gradient."""
+    replayable: bool = False
+    """Responses of an earlier policy can be trained on: the loss compares with `rollout_logp`, whoever sampled them."""
 
 
 def _common_scale(prepared: Prepared, inside: Tensor, parameters: dict[str, Any]) -> Tensor:
@@ -181,5 +183,7 @@ def _log_prob(tokens: TokenInputs) -> Tensor:
 CLIPPED = Surrogate(_clipped, _common_scale, _sequence_coupling, _log_ratio_to_old, _mean_log_ratio)
 CISPO = Surrogate(_cispo, _common_scale, _sequence_coupling, _log_ratio_to_old, _mean_log_ratio)
 CAPPED = Surrogate(_capped, _capped_scale)
-LISTWISE = Surrogate(_listwise, _listwise_scale, lambda _: "group", _log_ratio_to_rollout, _listwise_scalars, "coefficient")
+LISTWISE = Surrogate(
+    _listwise, _listwise_scale, lambda _: "group", _log_ratio_to_rollout, _listwise_scalars, "coefficient", replayable=True
+)
 TARGET = Surrogate(_target, _target_scale, lambda _: "group", _log_prob, _target_scalars, "coefficient", holds_dropped=True)

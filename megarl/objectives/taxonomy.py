@@ -46,8 +46,28 @@ def entropy_change(p: Tensor, sampled: Tensor, advantage: Tensor) -> Tensor:
     return -advantage * (f.gather(-1, sampled[:, None]).squeeze(-1) - (p * f).sum(-1))
 
 
-def bin_shares(sampled: Tensor, collision: Tensor, advantage: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Metrics {bin: (tokens in it, tokens)} over tokens with an advantage other than 0."""
+def token_kinds(
+    advantage: Tensor, logp: Tensor, entropy: Tensor, collision: Tensor, plogp_squares: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Metrics {name: (sum, count)} over the tokens with an advantage other than 0, from numbers [t] that need no distribution [t, V].
+
+    `logp` of the sampled tokens, `entropy` H, `collision` C = sum_i p_i^2, `plogp_squares` sum_i p_i^2 ln p_i. By bin: its share of the
+    tokens, and the mean predicted changes of the sampled token's probability and of the entropy, per unit step on the logits:
+    dp_s = A p_s (1 - 2 p_s + C),  dH = -A [p_s (ln p_s + H) - sum_i p_i^2 ln p_i - C H].
+    """
     counted = advantage != 0
-    counts = torch.bincount(bin_index(sampled, collision, advantage)[counted], minlength=len(BINS))
-    return {f"token_kind/{name}": (counts[index], counted.sum()) for index, name in enumerate(BINS)}
+    logp, entropy, collision, squares = (x.double() for x in (logp, entropy, collision, plogp_squares))
+    sampled = logp.exp()
+    dp = advantage * sampled * (1 - 2 * sampled + collision)
+    dh = -advantage * (sampled * (logp + entropy) - squares - collision * entropy)
+    kind = torch.where(counted, bin_index(sampled, collision, advantage), len(BINS))
+    total = counted.sum()
+    sums = torch.zeros(3, len(BINS) + 1, dtype=torch.float64, device=kind.device)
+    sums.index_add_(1, kind, torch.stack([torch.ones_like(sampled), dp, dh]))
+    metrics = {}
+    for index, name in enumerate(BINS):
+        count, probability, change = sums[:, index]
+        metrics[f"token_kind/{name}"] = (count, total)
+        metrics[f"token_kind/{name}_probability_change"] = (probability, count)
+        metrics[f"token_kind/{name}_entropy_change"] = (change, count)
+    return metrics

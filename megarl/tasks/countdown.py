@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 
 from megarl.errors import InputError
@@ -115,12 +116,15 @@ def _apply(operator: str, left: Fraction | None, right: Fraction | None) -> Frac
     return left * right if operator == "*" else left / right
 
 
-def make_countdown(format: AnswerFormat = "tagged", format_reward: float = 0.1, symbols: str = SYMBOLS) -> Verifier:
+def make_countdown(
+    format: AnswerFormat = "tagged", format_reward: float = 0.1, symbols: str = SYMBOLS, components: bool = False
+) -> Verifier:
     """The verifier `countdown`.
 
     format: `tagged` (the last <answer>...</answer>) or `plain` (the whole response).
     format_reward: reward of an expression that uses the right numbers but misses the target (a division by zero misses it).
     symbols: the operators and parentheses that may be used.
+    components: also give the reward vector (is an expression, uses each number once, reaches the target), each 0 or 1.
 
     Verdicts: `ok` with reward 1; `wrong` with `format_reward`, or with 0 if it does not use exactly the given numbers; `unparseable`
     with 0 if there is no answer or it is not an expression.
@@ -132,20 +136,29 @@ def make_countdown(format: AnswerFormat = "tagged", format_reward: float = 0.1, 
     if not isinstance(symbols, str) or not set(symbols) & set(PRECEDENCE) or not set(symbols) <= set(SYMBOLS):
         raise InputError(f"verifier.args: symbols must be some of {SYMBOLS} with at least one operator, got {symbols!r}")
 
+    if not isinstance(components, bool):
+        raise InputError(f"verifier.args: components must be true or false, got {components!r}")
+
     def verify(response: str, example: Example) -> Verdict:
+        verdict, met = grade(response, example)
+        return replace(verdict, vector=(tuple(float(part < met) for part in range(3)),)) if components else verdict
+
+    def grade(response: str, example: Example) -> tuple[Verdict, int]:
+        """The verdict, and how many of the three components are met: each needs the one before it."""
         target, given = read_task(example)
         text = extract_answer(response, format)
         if text is None:
-            return Verdict("unparseable", 0.0, detail="no answer")
+            return Verdict("unparseable", 0.0, detail="no answer"), 0
         try:
             value, numbers = evaluate_expression(text, symbols)
         except ExpressionError as error:
-            return Verdict("unparseable", 0.0, detail=str(error))
+            return Verdict("unparseable", 0.0, detail=str(error)), 0
         if sorted(numbers) != sorted(given):
-            return Verdict("wrong", 0.0, text, f"uses {sorted(numbers)}, expected each of {sorted(given)} once")
+            return Verdict("wrong", 0.0, text, f"uses {sorted(numbers)}, expected each of {sorted(given)} once"), 1
         if value == target:
-            return Verdict("ok", 1.0, text)
-        return Verdict("wrong", float(format_reward), text, "divides by zero" if value is None else f"is {value}, expected {target}")
+            return Verdict("ok", 1.0, text), 3
+        detail = "divides by zero" if value is None else f"is {value}, expected {target}"
+        return Verdict("wrong", float(format_reward), text, detail), 2
 
     return verify
 

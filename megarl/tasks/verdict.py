@@ -24,7 +24,7 @@ class Verdict:
     extracted: Any = None
     detail: str = ""
     vector: tuple[tuple[float, ...], ...] | None = None
-    """[m, k]: k rewards of each of the m solutions in the response, where the verifier has more than one reward."""
+    """[m, k] k rewards for each of the m answers in the response; m = 0: none could be parsed. None: the verifier gives no vectors."""
     in_loss: bool = True
     """Whether the response is trained on; if not, it takes no part in its group's statistics either."""
 

@@ -43,9 +43,8 @@ def make_verifier(name: str, args: dict[str, Any] | None = None) -> Verifier:
                 raise InputError(f'verifier.args: "{name}" has no argument "{key}"{nearest(key, known)}')
         return make(**args)
     if ":" not in name:
-        raise InputError(
-            f'verifier.name: "{name}" is not known{nearest(name, BUILTIN)} Or give the import path of your own: package.module:function'
-        )
+        hint = nearest(name, BUILTIN).rstrip("?")
+        raise InputError(f'verifier.name: "{name}" is not known{hint}. Or give the import path of your own: package.module:function.')
     function = _import_function(name)
     try:
         inspect.signature(function).bind("", None, {}, **args)
@@ -84,6 +83,8 @@ def judge_one(verifier: Verifier, response: str, example: Example) -> Verdict:
         return Verdict("crash", 0.0, detail=f"returned {type(verdict).__name__}, expected a Verdict")
     if not _is_number(verdict.reward) or not math.isfinite(verdict.reward):
         return Verdict("crash", 0.0, verdict.extracted, f"reward {verdict.reward!r} is not a finite number")
+    if verdict.vector is not None and not _is_matrix(verdict.vector):
+        return Verdict("crash", 0.0, verdict.extracted, f"vector {verdict.vector!r} is no matrix of finite numbers", vector=())
     return verdict
 
 
@@ -98,6 +99,13 @@ def _as_verdict(result: Any) -> Verdict:
 def _is_number(value: Any) -> bool:
     """Python's and numpy's numbers; True and False stand for 1 and 0."""
     return isinstance(value, Real) or type(value).__name__ == "bool"
+
+
+def _is_matrix(rows: Any) -> bool:
+    """Whether `rows` are sequences of the same number of finite numbers."""
+    if not isinstance(rows, (list, tuple)) or not all(isinstance(row, (list, tuple)) and len(row) == len(rows[0]) > 0 for row in rows):
+        return False
+    return all(_is_number(x) and math.isfinite(x) for row in rows for x in row)
 
 
 def _import_function(path: str) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from megarl.config.recipe import Layout, Optimizer
     from megarl.models.hf_config import ModelShape
-    from megarl.objectives import Update
+    from megarl.objectives import Scalars, Update
     from megarl.sync.manifest import Manifest
     from megarl.training.batching import Plan
     from megarl.training.sequences import Sequences
@@ -32,6 +32,22 @@ class RankConfig:
     temperature: float
     seed: int
     threads: int | None
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How one optimizer update is made; the same on every rank."""
+
+    rate: float
+    step: int = 0
+    entropy: float | None = None
+    """With `step`: what a scheduled objective's parameters depend on."""
+    prepass: bool = False
+    """Groups lie in several micro-batches, so their scalars come from a forward pass before the update."""
+    mismatch_tokens: int = 0
+    """The weights are those that the engine sampled the first so many tokens with: its log-probs are compared with these."""
+    token_kinds: bool = False
+    """Measure WAPO's taxonomy of token updates."""
 
 
 class TrainingRank:
@@ -90,12 +106,13 @@ class TrainingRank:
 
     # ------------------------------------------------------------------ passes
 
-    def _run(self, model, sequences: Sequences, plan: Plan, loss, entropy: bool) -> Iterable[dict]:
+    def _run(self, model, sequences: Sequences, plan: Plan, loss, *, entropy: bool = False, collision: bool = False) -> Iterable[dict]:
         from megarl.training.step import run_micro_batches
 
+        wanted = {"entropy": entropy, "collision": collision}
         config = self.config
         return run_micro_batches(
-            model, sequences, plan, temperature=config.temperature, vocab_size=config.shape.vocab_size, loss=loss, entropy=entropy
+            model, sequences, plan, temperature=config.temperature, vocab_size=config.shape.vocab_size, loss=loss, **wanted
         )
 
     def logprobs(self, sequences: Sequences, plan: Plan, role: str = "policy") -> dict[str, np.ndarray] | None:
@@ -116,41 +133,60 @@ class TrainingRank:
             "entropy": torch.cat([out["entropy"] for out in outputs]).cpu().numpy(),
         }
 
-    def update(
-        self,
-        sequences: Sequences,
-        update: Update,
-        plan: Plan,
-        rate: float,
-        objective_state: tuple[int, float | None],
-        measure_mismatch: bool,
-    ) -> dict[str, tuple[float, float]] | None:
-        """One optimizer update. Returns metrics as (sum, count) over this data rank's tokens, and the gradient norm.
-
-        `objective_state` is the (step, entropy) that a scheduled objective's parameters depend on. `measure_mismatch`: the weights
-        are those that the engine sampled with, so its log-probs are compared with these.
-        """
+    def update(self, sequences: Sequences, update: Update, plan: Plan, settings: UpdateSettings) -> dict[str, tuple[float, float]] | None:
+        """One optimizer update. Returns metrics as (sum, count) over this data rank's tokens, and the gradient norm."""
         from megarl import platform
+        from megarl.objectives.taxonomy import token_kinds
+        from megarl.training.optimizer import optimizer_step
 
-        objective = self.objective.at(*objective_state)
+        objective = self.objective.at(settings.step, settings.entropy)
         update = update.to(platform.device())
+        whole = self._whole_scalars(objective, sequences, update, plan) if settings.prepass else None
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
 
         def loss(outputs):
-            result = objective.loss(update, outputs.token_index, outputs.logp, entropy=outputs.entropy)
+            index, logp = outputs.token_index, outputs.logp.detach()
+            scalars = whole
+            if scalars is None and (sums := objective.scalars(update, index, logp)) is not None:
+                scalars = objective.finish_scalars(update, sums)
+            result = objective.loss(update, index, outputs.logp, entropy=outputs.entropy, scalars=scalars)
             metrics = dict(result.metrics) | {"loss": (result.loss.detach(), 1.0)}
-            if measure_mismatch:
-                metrics |= mismatch(update, outputs.token_index, outputs.logp.detach())
+            if settings.mismatch_tokens:
+                metrics |= mismatch(update, index, logp, settings.mismatch_tokens)
+            if settings.token_kinds:
+                advantage = objective.coefficients(update, scalars, index)
+                metrics |= token_kinds(advantage, logp, outputs.entropy.detach(), outputs.collision, outputs.plogp_squares)
             return result.loss + outputs.anchor, metrics
 
-        outputs = list(self._run(self.model, sequences, plan, loss, entropy=objective.uses_entropy))
-        from megarl.training.optimizer import optimizer_step
-
-        norm = optimizer_step(self.optimizer, rate)
+        wanted = {"entropy": objective.uses_entropy or settings.token_kinds, "collision": settings.token_kinds}
+        outputs = list(self._run(self.model, sequences, plan, loss, **wanted))
+        norm = optimizer_step(self.optimizer, settings.rate)
         if not self.reports:
             return None
         return merge_metrics(outputs) | {"grad_norm": (norm, 1.0)}
+
+    def _whole_scalars(self, objective, sequences: Sequences, update: Update, plan: Plan) -> Scalars | None:
+        """The update's detached scalars from a forward pass over all of its tokens, summed over the ranks that share them."""
+        import torch
+        import torch.distributed as dist
+        from megatron.core import parallel_state
+
+        from megarl import platform
+        from megarl.objectives import SequenceSums
+
+        if objective.coupling == "token":
+            return None
+        with torch.no_grad():
+            outputs = list(self._run(self.model, sequences, plan, None))
+        if not self.last_stage:
+            return None
+        packed = torch.zeros(2, update.prepared.num_responses, dtype=torch.float64, device=platform.device())
+        for out in outputs:
+            index = torch.from_numpy(out["token_index"]).to(packed.device)
+            packed += objective.scalars(update, index, out["logp"]).packed()
+        dist.all_reduce(packed, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        return objective.finish_scalars(update, SequenceSums(*packed))
 
     # ------------------------------------------------------------------ weights
 
@@ -219,14 +255,15 @@ class TrainingRank:
         return exported if self.rank == 0 else None
 
 
-def mismatch(update: Update, token_index, logp) -> dict[str, tuple[float, float]]:
+def mismatch(update: Update, token_index, logp, tokens: int) -> dict[str, tuple[float, float]]:
     """Trainer against engine on the same tokens and weights: k3 estimate of KL(rollout || train) and the largest difference in nats.
 
-    With x = log p_train - log p_rollout at tokens drawn from the rollout policy, k3 = e^x - 1 - x (METHODS: section 12).
+    With x = log p_train - log p_rollout at tokens drawn from the rollout policy, k3 = e^x - 1 - x (METHODS: section 12). Of the batch's
+    tokens the first `tokens` are compared.
     """
     import torch
 
-    chosen = update.prepared.term_mask[token_index]
+    chosen = update.prepared.term_mask[token_index] & (token_index < tokens)
     x = torch.where(chosen, logp.double() - update.prepared.rollout_logp[token_index].double(), 0.0)
     largest = float(x.abs().max()) if x.numel() else 0.0
     return {"kl_rollout_train": ((x.exp() - 1 - x).sum(), chosen.sum()), "logprob_diff_max": (largest, 1.0)}

@@ -47,6 +47,18 @@ class Sequences:
         return self.lengths - self.prompt_lengths
 
     @property
+    def response_tokens(self) -> np.ndarray:
+        """[T] the token ids of all responses."""
+        position = np.arange(len(self.tokens)) - np.repeat(self.starts[:-1], self.lengths)
+        return self.tokens[position >= np.repeat(self.prompt_lengths, self.lengths)]
+
+    def select(self, rows: np.ndarray) -> Sequences:
+        """Those at `rows`, in that order."""
+        parts = [self.tokens[self.starts[row] : self.starts[row + 1]] for row in rows]
+        starts = np.concatenate([[0], self.lengths[rows].cumsum()]).astype(np.int64)
+        return Sequences(np.concatenate(parts) if parts else self.tokens[:0], starts, self.prompt_lengths[rows])
+
+    @property
     def response_starts(self) -> np.ndarray:
         """[N + 1], where each response begins in the flat batch of response tokens."""
         return np.concatenate([[0], self.response_lengths.cumsum()]).astype(np.int64)

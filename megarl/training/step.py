@@ -19,7 +19,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from megarl import platform
-from megarl.models.logprobs import token_logprobs
+from megarl.models.logprobs import collision_statistics, token_logprobs
 from megarl.training.batching import Plan, collate
 from megarl.training.sequences import Sequences
 
@@ -31,6 +31,9 @@ class TokenOutputs:
     token_index: torch.Tensor
     logp: torch.Tensor
     entropy: torch.Tensor | None
+    collision: torch.Tensor | None
+    """sum_i p_i^2; with it `plogp_squares`, sum_i p_i^2 ln p_i. None unless asked for."""
+    plogp_squares: torch.Tensor | None
     anchor: torch.Tensor
     """Zero, and a function of the model's output: added to the loss it keeps an empty micro-batch in the graph."""
 
@@ -61,6 +64,7 @@ def run_micro_batches(
     vocab_size: int,
     loss: Callable[[TokenOutputs], tuple[torch.Tensor, dict]] | None,
     entropy: bool,
+    collision: bool = False,
 ) -> Iterable[dict]:
     """Run this rank's micro-batches of `plan`; with `loss` forward and backward, without it forward only.
 
@@ -81,7 +85,16 @@ def run_micro_batches(
                 logits, _tensor(batch.labels), temperature=temperature, vocab_size=vocab_size, group=tensor_group, entropy=entropy
             )
             count = len(batch.token_index)
-            outputs = TokenOutputs(_tensor(batch.token_index), logp[:count], entropies[:count] if entropy else None, 0.0 * logp.sum())
+            squares = (
+                collision_statistics(logits, temperature=temperature, vocab_size=vocab_size, group=tensor_group) if collision else None
+            )
+            outputs = TokenOutputs(
+                _tensor(batch.token_index),
+                logp[:count],
+                entropies[:count] if entropy else None,
+                *((None, None) if squares is None else (x[:count] for x in squares)),
+                0.0 * logp.sum(),
+            )
             if loss is None:
                 value, result = outputs.anchor, {"token_index": batch.token_index, "logp": outputs.logp, "entropy": outputs.entropy}
             else:

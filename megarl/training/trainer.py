@@ -16,7 +16,7 @@ from megarl.objectives import Update
 from megarl.platform.device import rank_environment, rank_resources
 from megarl.sync.manifest import Manifest
 from megarl.training.batching import Plan, plan_micro_batches
-from megarl.training.rank import RankConfig, TrainingRank, merge_metrics
+from megarl.training.rank import RankConfig, TrainingRank, UpdateSettings, merge_metrics
 from megarl.training.sequences import Sequences
 
 
@@ -69,9 +69,12 @@ class Trainer:
             units=units,
         )
 
-    def logprobs(self, sequences: Sequences, role: str = "policy") -> tuple[np.ndarray, np.ndarray]:
-        """Log-probs and entropies [T] of all response tokens, by the policy's present weights or by the `reference`."""
-        plan = self.plan(sequences, range(len(sequences)))
+    def logprobs(self, sequences: Sequences, role: str = "policy", rows: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probs and entropies [T] of the response tokens, by the policy's present weights or by the `reference`.
+
+        `rows`: the sequences that are run, default all; NaN at the tokens of the others.
+        """
+        plan = self.plan(sequences, range(len(sequences)) if rows is None else rows)
         logp, entropy = (np.full(int(sequences.response_starts[-1]), np.nan, dtype=np.float32) for _ in range(2))
         for part in self._all("logprobs", ray.put(sequences), plan, role):
             if part is not None:
@@ -79,17 +82,9 @@ class Trainer:
                 entropy[part["token_index"]] = part["entropy"]
         return logp, entropy
 
-    def begin_update(
-        self,
-        sequences: Sequences,
-        update: Update,
-        plan: Plan,
-        rate: float,
-        objective_state: tuple[int, float | None] = (0, None),
-        measure_mismatch: bool = False,
-    ) -> list[Any]:
+    def begin_update(self, sequences: Sequences, update: Update, plan: Plan, settings: UpdateSettings) -> list[Any]:
         """Start one optimizer update on all ranks; `finish_update` waits for it. Updates run in the order in which they are begun."""
-        arguments = (ray.put(sequences), ray.put(update), plan, rate, objective_state, measure_mismatch)
+        arguments = (ray.put(sequences), ray.put(update), plan, settings)
         return [actor.update.remote(*arguments) for actor in self._actors]
 
     @staticmethod

@@ -6,6 +6,7 @@ import torch
 
 from megarl.config.recipe import Layout, Optimizer, Training
 from megarl.objectives import TokenBatch, make_objective
+from megarl.training.rank import UpdateSettings
 from megarl.training.sequences import Sequences
 from megarl.training.trainer import Trainer, rank_config
 
@@ -46,7 +47,7 @@ def rollouts(groups=6, n=4, seed=0):
     return sequences, batch
 
 
-def one_update(model, layout, *, objective=GRPO, max_tokens=96, skip=True, clip_grad=0.0):
+def one_update(model, layout, *, objective=GRPO, max_tokens=96, skip=True, clip_grad=0.0, prepass=False):
     """(metrics, gradients by name, exported manifest names) of the first update."""
     training = Training(steps=1, layout=Layout(**layout), optimizer=Optimizer(learning_rate=1e-3, clip_grad=clip_grad), threads_per_rank=1)
     config = rank_config(model_path=str(model), pad_vocab_to=32, training=training, objective=objective, temperature=0.8, seed=0)
@@ -57,10 +58,11 @@ def one_update(model, layout, *, objective=GRPO, max_tokens=96, skip=True, clip_
         update = part.begin_update(part.prepare(batch))
         rows = update.responses[update.active] if skip else update.responses
         units = None
-        if part.coupling == "group":
+        if part.coupling == "group" and not prepass:
             units = [[row for row in rows.tolist() if batch.group[row] == g] for g in range(batch.num_groups)]
         plan = trainer.plan(sequences, rows.tolist(), units)
-        metrics = trainer.finish_update(trainer.begin_update(sequences, update, plan, 1e-3, measure_mismatch=True))
+        settings = UpdateSettings(1e-3, prepass=prepass, mismatch_tokens=batch.num_tokens, token_kinds=True)
+        metrics = trainer.finish_update(trainer.begin_update(sequences, update, plan, settings))
         return metrics, trainer.gradients(), trainer.logprobs(sequences)[0]
     finally:
         trainer.shutdown()
@@ -81,6 +83,8 @@ def agree(got, want):
     largest = max(np.abs(gradient).max() for gradient in want[1].values())
     for name, gradient in want[1].items():
         assert np.abs(got[1][name] - gradient).max() <= TOLERANCE * largest, name
+    for name in (name for name in want[0] if name.startswith("token_kind/")):
+        assert got[0][name] == pytest.approx(want[0][name], rel=1e-4, abs=1e-6), name
     # The log-probs after the update: the optimizer did the same on every rank.
     assert np.abs(got[2] - want[2]).max() < 1e-4
 
@@ -105,6 +109,14 @@ def test_micro_batches_and_skipping_change_nothing(one_process, tiny_models, how
 def test_objectives_that_couple_tokens(cluster, tiny_models, objective, layout):
     path = tiny_models["qwen3_tied"]
     agree(one_update(path, LAYOUTS[layout], objective=objective), one_update(path, {}, objective=objective))
+
+
+@pytest.mark.parametrize("objective, layout", [({"name": "lpo"}, {"data": 2}), ({"name": "tpo"}, {"tensor": 2, "pipeline": 2})])
+def test_a_prepass_gives_what_groups_kept_whole_give(cluster, tiny_models, objective, layout):
+    path = tiny_models["llama_untied"]
+    want = one_update(path, {}, objective=objective)
+    # Micro-batches of two sequences: every group is split, over ranks too.
+    agree(one_update(path, layout, objective=objective, max_tokens=40, prepass=True), want)
 
 
 def test_one_process_agrees_with_hugging_face(one_process, tiny_models):

@@ -23,7 +23,8 @@ FULL: dict[type[Section], dict] = {
                 "data": {"train": "t"},
                 "verifier": {"name": "countdown"},
                 "objective": {"name": "grpo"},
-                "training": {"steps": 1},
+                "replay": {},
+                "training": {"steps": 1, "step_lists": {"separators": ["."]}},
             }
         )
     ),

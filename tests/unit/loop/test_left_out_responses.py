@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megarl.loop.rollouts import JudgedRollouts
+from megarl.loop.rollouts import JudgedRollouts, leave_out
 from megarl.objectives import make_objective
 from megarl.rollout.response import Response
 from megarl.tasks.dataset import Example
@@ -24,7 +24,7 @@ def rollouts(rewards, left_out=()):
 
 
 def prepare(name, judged):
-    batch = judged.token_batch(step=1, seed=0)
+    batch = leave_out(judged.token_batch(step=1, seed=0), judged.verdicts)
     batch.old_logp = batch.rollout_logp
     return batch, make_objective({"name": name}).prepare(batch)
 
@@ -38,7 +38,7 @@ def test_the_others_learn_as_if_it_had_not_been_sampled(name):
     assert (without.advantages != 0).any()
     left_out = batch.sequence == 3
     assert not batch.mask[left_out].any() and (prepared.advantages[left_out] == 0).all()
-    assert batch.group.tolist() == [0, 0, 0, 2, 1, 1, 1, 1] and batch.group_ids == ["p0", "p1", "p0, response 3"]
+    assert batch.group.tolist() == [0, 0, 0, 2, 1, 1, 1, 1] and batch.group_ids == ["p0", "p1", "left out 0"]
 
 
 def test_a_group_of_which_nothing_is_known():

@@ -12,7 +12,7 @@ from megarl.objectives import TokenBatch, make_objective
 from megarl.objectives.batch import segment_log_softmax, segment_max, segment_sum
 from megarl.objectives.gae import discounted_sums, generalized_advantages
 from megarl.objectives.objective import top_entropy
-from megarl.objectives.taxonomy import bin_index, bin_shares, collision_and_entropy, entropy_change, probability_change
+from megarl.objectives.taxonomy import BINS, bin_index, collision_and_entropy, entropy_change, probability_change, token_kinds
 from megarl.objectives.vector import draw_weights, exact_set_reward, inverse_gamma_cdf, set_rewards, weight_seed
 
 
@@ -217,9 +217,24 @@ def test_taxonomy_is_the_first_order_change(size, seed, advantage):
         assert dh * advantage >= -1e-12
 
 
-def test_taxonomy_shares_leave_out_tokens_without_an_advantage():
-    shares = bin_shares(torch.tensor([0.9, 0.1, 0.9, 0.1]), torch.full((4,), 0.5), torch.tensor([1.0, 1.0, -1.0, 0.0]))
-    assert [int(x) for x, _ in shares.values()] == [1, 1, 1, 0] and {int(n) for _, n in shares.values()} == {3}
+def test_token_kinds_from_sums_over_the_vocabulary_equal_those_from_whole_distributions():
+    generator = torch.Generator().manual_seed(3)
+    logits = 2 * torch.randn(200, 7, generator=generator, dtype=torch.float64)
+    sampled = torch.randint(7, (200,), generator=generator)
+    advantage = torch.randn(200, generator=generator, dtype=torch.float64).round()  # some are 0
+    log_p = logits.log_softmax(-1)
+    p, logp = log_p.exp(), log_p.gather(-1, sampled[:, None])[:, 0]
+    collision, entropy = collision_and_entropy(logits)
+    metrics = token_kinds(advantage, logp, entropy, collision, (p.square() * log_p).sum(-1))
+    kind, counted = bin_index(logp.exp(), collision, advantage), advantage != 0
+    dp = probability_change(p, sampled, advantage).gather(-1, sampled[:, None])[:, 0]
+    dh = entropy_change(p, sampled, advantage)
+    for index, name in enumerate(BINS):
+        chosen = counted & (kind == index)
+        assert [float(x) for x in metrics[f"token_kind/{name}"]] == [float(chosen.sum()), float(counted.sum())]
+        for what, change in (("probability", dp), ("entropy", dh)):
+            total, count = metrics[f"token_kind/{name}_{what}_change"]
+            assert float(total) == pytest.approx(float(change[chosen].sum()), abs=1e-12) and float(count) == float(chosen.sum()) > 0
 
 
 # ---------------------------------------------------------------------- a few whole losses by hand
