@@ -50,6 +50,7 @@ def main(descriptor: int) -> None:
     workers: set[int] = set()
     try:
         while os.getppid() == parent:
+            _reap_orphans(workers)
             if not select.select([control], [], [], PARENT_CHECK_S)[0]:
                 continue
             message, descriptors, _, _ = socket.recv_fds(control, MESSAGE.size, 1)
@@ -114,6 +115,12 @@ def _kill(pid: int) -> int:
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
+
+
+def _reap_orphans(workers: set[int]) -> None:
+    """Processes that a verifier started in vain wait for their parent, which they have lost, to ask how they ended: that is us now."""
+    for pid in set(_children()) - workers:
+        os.waitpid(pid, os.WNOHANG)
 
 
 def _kill_orphans(workers: set[int]) -> None:

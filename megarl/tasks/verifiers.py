@@ -23,11 +23,15 @@ Verifier = Callable[[str, Example], Verdict]
 BUILTIN = {
     "countdown": ("megarl.tasks.countdown", "make_countdown"),
     "math": ("megarl.tasks.math_answers", "make_math"),
+    "maze": ("megarl.tasks.maze", "make_maze"),
+    "multi_hop": ("megarl.tasks.multi_hop", "make_multi_hop"),
+    "python_tests": ("megarl.tasks.python_tests", "make_python_tests"),
     "reasoning_gym": ("megarl.tasks.reasoning_gym", "make_reasoning_gym"),
+    "tool_calls": ("megarl.tasks.tool_calls", "make_tool_calls"),
 }
 """Name -> (module, function that takes the arguments and makes the verifier); the module also has `check_examples`."""
 
-PURE = frozenset({"countdown"})
+PURE = frozenset({"countdown", "maze", "multi_hop", "tool_calls"})
 """Verifiers without side effects whose time is bounded by the length of the response: they need no process of their own."""
 
 

@@ -107,7 +107,7 @@ def test_responses_and_examples_belong_together():
     ("name", "args", "message"),
     [
         ("countdwn", {}, 'verifier.name: "countdwn" is not known; did you mean "countdown"'),
-       ("xyz", {}, "known: countdown, .*reasoning_gym.* Or give"),
+        ("xyz", {}, "known: countdown, .*reasoning_gym.* Or give"),
         ("countdown", {"formt": "plain"}, 'has no argument "formt"; did you mean "format"'),
         ("reasoning_gym", {"format": "xml"}, "format 'xml' is not known"),
         ("my_verifiers:", {}, "is no import path"),
