@@ -57,7 +57,7 @@ def test_each_failure_is_typed_and_costs_only_its_own_item():
         "memory": ("crash", "MemoryError"),
         "deep": ("crash", "RecursionError"),
         "raises": ("crash", "KeyError: 'no such thing'"),
-        "closes": ("crash", "the verifier's process"),
+        "closes": ("crash", "the verifier"),
         "daemon": ("crash", "exit code 3"),
         "unpicklable": ("crash", "the verdict cannot be sent"),
         "forks": ("ok", ""),
