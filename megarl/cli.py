@@ -9,40 +9,41 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from megarl import __version__
-from megarl.errors import CheckFailed, InputError, RunFailed
+from megarl.errors import CheckFailed, InputError, Interrupted, RunFailed
 
+if TYPE_CHECKING:
+    from megarl.config.load import Loaded
+
+R = TypeVar("R")
 CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 INTERRUPTED = 130
 
 
 def _train(args: argparse.Namespace) -> int:
-    from megarl.config.load import load_recipe
     from megarl.config.recipe import Recipe
 
-    loaded = load_recipe(args.recipe, args.set, Recipe)
+    loaded = _begin(args, Recipe)
     from megarl.loop import train
 
     return train.run(loaded, args.resume)
 
 
 def _sft(args: argparse.Namespace) -> int:
-    from megarl.config.load import load_recipe
     from megarl.config.recipe import SftRecipe
 
-    loaded = load_recipe(args.recipe, args.set, SftRecipe)
+    loaded = _begin(args, SftRecipe)
     from megarl.loop import sft
 
     return sft.run(loaded)
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from megarl.config.load import load_recipe
     from megarl.config.recipe import Recipe
 
-    loaded = load_recipe(args.recipe, args.set, Recipe)
+    loaded = _begin(args, Recipe)
     from megarl.loop import evaluate
 
     return evaluate.run(loaded, args.model)
@@ -72,6 +73,16 @@ def _check(args: argparse.Namespace) -> int:
     return check.run(loaded, int(args.sample), int(args.show))
 
 
+def _begin(args: argparse.Namespace, kind: type[R]) -> Loaded[R]:
+    """The recipe, and a sign of life: importing the roles takes seconds."""
+    from megarl.config.load import load_recipe
+    from megarl.observe import progress
+
+    loaded = load_recipe(args.recipe, args.set, kind)
+    progress.begin(f"reading what {args.recipe} names")
+    return loaded
+
+
 def _show(args: argparse.Namespace) -> int:
     from megarl.config import show
 
@@ -79,11 +90,38 @@ def _show(args: argparse.Namespace) -> int:
         sys.stdout.write(show.field_reference())
         return 0
     if args.recipe is None:
-        raise InputError("show: expected the path of a recipe, or --fields")
+        raise InputError("show: expected the path of a recipe, or --fields.")
     from megarl.config.load import load_any_recipe
 
     loaded = load_any_recipe(args.recipe, args.set)
+    _check_named_verifier(loaded)
     sys.stdout.write(show.to_json(loaded) if args.json else show.render(loaded))
+    return 0
+
+
+def _check_named_verifier(loaded: Loaded[Any]) -> None:
+    """What `train` checks and needs no torch. Not a verifier of the user's, whose import runs their code, nor the objective."""
+    verifier = getattr(loaded.recipe, "verifier", None)
+    if verifier is None or ":" in verifier.name:
+        return
+    from megarl.tasks.verifiers import make_verifier
+
+    with loaded.naming("verifier"):
+        make_verifier(verifier.name, verifier.args)
+
+
+def _preflight(args: argparse.Namespace) -> int:
+    from megarl.config.load import load_recipe
+    from megarl.config.recipe import Recipe
+
+    loaded = load_recipe(args.recipe, args.set, Recipe)
+    from megarl.planning.preflight import preflight, table
+
+    rows = preflight(loaded.recipe, args.ranks)
+    print(table(rows))
+    if not all(row.agrees for row in rows):
+        raise CheckFailed("the layout changes the result of an update")
+    print("the layout does not change the result")
     return 0
 
 
@@ -123,9 +161,9 @@ def _options(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InputError(f"{text}: expected key=value")
+            raise InputError(f"{text}: expected key=value.")
         if key in options:
-            raise InputError(f"{text}: `{key}` is given twice")
+            raise InputError(f"{text}: `{key}` is given twice.")
         options[key] = value
     return options
 
@@ -162,6 +200,12 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, given {text!r}")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
     root = argparse.ArgumentParser(prog="megarl", description="Reinforcement learning from verifiable rewards.", allow_abbrev=False)
@@ -180,10 +224,12 @@ def parser() -> argparse.ArgumentParser:
     evaluate = command(commands, "eval", _eval, "evaluate a model on the held-out data of a recipe")
     show = command(commands, "show", _show, "print a recipe with all its values and where each came from")
     check = command(commands, "check", _check, "look at the data of a recipe, and try its verifier on the references")
-    for sub in (train, sft, evaluate, check):
+    preflight = command(commands, "preflight", _preflight, "check that a recipe's layout does not change its result")
+    for sub in (train, sft, evaluate, check, preflight):
         sub.add_argument("recipe", metavar="RECIPE")
     show.add_argument("recipe", metavar="RECIPE", nargs="?")
-    for sub in (train, sft, evaluate, check, show):
+    preflight.add_argument("--ranks", metavar="N", type=_ranks, default=8, help="most processes to start (default 8)")
+    for sub in (train, sft, evaluate, check, show, preflight):
         sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override a key, for instance training.steps=3")
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
     evaluate.add_argument("--model", metavar="FOLDER", type=Path, required=True, help="Hugging Face folder")
@@ -248,7 +294,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 done, 1 a check failed, 2 bad input, 130 interrupted."""
+    """Run one command; returns its exit code: 0 done, 1 a check failed, 2 bad input, 128 + n ended by signal n."""
     try:
         try:
             code = _run(argv)
@@ -263,9 +309,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes standard output once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("megarl: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return error.exit_code if isinstance(error, Interrupted) else INTERRUPTED
 
 
 def _output_is_closed() -> bool:

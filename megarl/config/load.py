@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -19,7 +21,7 @@ from pydantic import ValidationError
 from megarl.config import fields
 from megarl.config.read import Entry, Origin, Problem, parse
 from megarl.config.recipe import Recipe, Section, SftRecipe
-from megarl.errors import InputError
+from megarl.errors import InputError, sentence
 
 R = TypeVar("R", bound=Section)
 
@@ -33,6 +35,27 @@ class Loaded(Generic[R]):
     recipe: R
     sources: dict[str, str]
     path: Path
+
+    @contextmanager
+    def naming(self, section: str) -> Iterator[None]:
+        """Put the source of the key at fault before an InputError of the block, which checks what only the `section`'s own room knows.
+
+        The key is the first one of the section that the message quotes, or its `name`.
+        """
+        try:
+            yield
+        except InputError as error:
+            text = str(error)
+            key = "" if text.startswith(section) else f"{section}: "
+            raise InputError(sentence(f"{self._source_of_quoted(section, text)}: {key}{text}")) from None
+
+    def _source_of_quoted(self, section: str, text: str) -> str:
+        own = {key.removeprefix(section): source for key, source in self.sources.items() if key.startswith(f"{section}.")}
+        for word in re.findall(r"""[`"']([\w.-]+)[`"']""", text):
+            for key, source in own.items():
+                if f".{word}." in f"{key}.":
+                    return source
+        return own.get(".name", str(self.path))
 
 
 def load_recipe(
@@ -92,7 +115,7 @@ def _read_layers(path: str, overrides: Sequence[str]) -> tuple[Entry, list[str],
     why = ""
     while wanted is not None:
         if os.path.realpath(wanted) in map(os.path.realpath, files):
-            raise InputError(f"{why}`base` goes in a circle: {' -> '.join([*files, wanted])}")
+            raise InputError(f"{why}`base` goes in a circle: {' -> '.join([*files, wanted])}.")
         tree = _read_file(wanted, why, problems)
         layers.append(tree)
         files.append(wanted)
@@ -107,20 +130,20 @@ def _read_file(path: str, why: str, problems: list[Problem]) -> Entry:
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise InputError(f"{why}{path}: no such file; give the path of a recipe (YAML)") from None
+        raise InputError(f"{why}{path}: no such file; give the path of a recipe (YAML).") from None
     except IsADirectoryError:
-        raise InputError(f"{why}{path}: is a folder; give the path of a recipe (YAML)") from None
+        raise InputError(f"{why}{path}: is a folder; give the path of a recipe (YAML).") from None
     except OSError as error:
-        raise InputError(f"{why}{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{why}{path}: cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}:{line}: is not UTF-8 text (byte 0x{error.object[error.start]:02x}); save it as UTF-8") from None
+        raise InputError(f"{path}:{line}: is not UTF-8 text (byte 0x{error.object[error.start]:02x}); save it as UTF-8.") from None
     tree, found = parse(text, path)
     problems.extend(found)
     if tree is None:
-        raise InputError(f"{path}: is empty; a recipe is a mapping of keys to values")
+        raise InputError(f"{path}: is empty; a recipe is a mapping of keys to values.")
     if not isinstance(tree.value, dict):
-        raise InputError(f"{tree.origin}: a recipe is a mapping of keys to values, this is {_given(tree.plain())}")
+        raise InputError(f"{tree.origin}: a recipe is a mapping of keys to values, this is {_given(tree.plain())}.")
     return tree
 
 
@@ -130,7 +153,7 @@ def _base(tree: Entry, file: str) -> tuple[str | None, str]:
     if entry is None:
         return None, ""
     if not isinstance(entry.value, str) or not entry.value:
-        raise InputError(f"{entry.origin}: base: expected the path of one recipe, relative to this file, given {_given(entry.plain())}")
+        raise InputError(f"{entry.origin}: base: expected the path of one recipe, relative to this file, given {_given(entry.plain())}.")
     return os.path.normpath(os.path.join(os.path.dirname(file), entry.value)), f"{entry.origin}: base: "
 
 
@@ -142,13 +165,13 @@ def _overrides(overrides: Sequence[str], problems: list[Problem]) -> Entry:
         key, equals, value = text.partition("=")
         parts = key.split(".")
         if not equals or not all(part.strip() == part != "" for part in parts):
-            raise InputError(f"--set {text}: expected key=value, for instance --set training.steps=100")
+            raise InputError(f"--set {text}: expected key=value, for instance --set training.steps=100.")
         if parts == ["base"]:
-            raise InputError(f"--set {text}: `base` can only be set in a file")
+            raise InputError(f"--set {text}: `base` can only be set in a file.")
         try:
             entry, found = parse(value, None)
         except InputError as error:
-            raise InputError(f"{error} (in `{text}`; the value is read as YAML, so quote text with special characters)") from None
+            raise InputError(f"{error} The value of `{text}` is read as YAML: quote text with special characters.") from None
         problems.extend(Problem(origin, f"{key}: {problem.text}") for problem in found)
         entry = entry or Entry(None, origin)
         for part in reversed(parts):
@@ -252,9 +275,9 @@ def _given(value: Any) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, dict):
-        return "a mapping"
+        return "a mapping" if value else "an empty mapping"
     if isinstance(value, list):
-        return "a list"
+        return "a list" if value else "an empty list"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

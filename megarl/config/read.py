@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import yaml
-from megarl.errors import InputError
+from megarl.errors import InputError, sentence
 
 MAX_DEPTH = 32
 _TAG = "tag:yaml.org,2002:"
@@ -64,7 +64,7 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.origin}: {self.text}"
+        return sentence(f"{self.origin}: {self.text}")
 
 
 class RecipeLoader(yaml.SafeLoader):
@@ -107,14 +107,14 @@ def parse(text: str, file: str | None) -> tuple[Entry | None, list[Problem]]:
     except yaml.MarkedYAMLError as error:
         line = "" if file is None or error.problem_mark is None else f":{error.problem_mark.line + 1}"
         context = f" {error.context}" if error.context else ""
-        raise InputError(f"{place}{line}: not valid YAML: {error.problem}{context}") from None
+        raise InputError(f"{place}{line}: not valid YAML: {error.problem}{context}.") from None
     except yaml.reader.ReaderError as error:
         line = "" if file is None else f":{text.count(chr(10), 0, error.position) + 1}"
-        raise InputError(f"{place}{line}: not valid YAML: the character {error.character!r} is not allowed") from None
+        raise InputError(f"{place}{line}: not valid YAML: the character {error.character!r} is not allowed.") from None
     except RecursionError:
-        raise InputError(f"{place}: the values are nested too deeply") from None
+        raise InputError(f"{place}: the values are nested too deeply.") from None
     except (ValueError, OverflowError):  # PyYAML passes \U escapes to chr() unchecked
-        raise InputError(f"{place}: not valid YAML: an escape sequence names no character") from None
+        raise InputError(f"{place}: not valid YAML: an escape sequence names no character.") from None
     if node is None:
         return None, []
     problems: list[Problem] = []
@@ -126,7 +126,7 @@ def _entry(node: yaml.Node, file: str | None, problems: list[Problem], depth: in
     origin = origin or here
     kinds = {yaml.MappingNode: ("map",), yaml.SequenceNode: ("seq",), yaml.ScalarNode: ("str", "null", "bool", "int", "float")}
     if depth > MAX_DEPTH:
-        raise InputError(f"{here}: the values are nested too deeply (more than {MAX_DEPTH} levels)")
+        raise InputError(f"{here}: the values are nested too deeply (more than {MAX_DEPTH} levels).")
     if node.tag not in {_TAG + name for name in kinds[type(node)]}:
         problems.append(Problem(here, f"the tag `{node.tag}` is not accepted here: write the plain value"))
         return Entry(None, origin)

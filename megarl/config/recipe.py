@@ -92,19 +92,45 @@ class Rollout(Section):
 
 
 class Layout(Section):
+    """How one model is spread over `tensor * pipeline * context * data` ranks. The result does not depend on it."""
+
     tensor: PositiveInt = 1
-    pipeline: PositiveInt = 1
-    data: PositiveInt = 1
+    """Ranks that share every matrix."""
     sequence_parallel: bool = False
+    """Also share the activations between the matrices over the tensor ranks, along the sequence."""
+    pipeline: PositiveInt = 1
+    """Stages of layers, one after another."""
+    virtual_pipeline: PositiveInt = 1
+    """Chunks of layers per stage: more of them leave smaller gaps in the pipeline and send more."""
+    context: PositiveInt = 1
+    """Ranks that share every sequence."""
+    data: PositiveInt = 1
+    """Copies of the model, each with its share of the sequences."""
+    expert: PositiveInt = 1
+    """Ranks that share the experts of a mixture-of-experts model, out of the tensor, context and data ranks."""
+    expert_tensor: PositiveInt = 1
+    """Ranks that share the matrices of one expert."""
 
     @property
     def world_size(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.context * self.data
+
+    def __str__(self) -> str:
+        """What is not at its default: `tensor 2 × data 4`; `one copy` if nothing is."""
+        sizes = [f"{name} {size}" for name, size in self.model_dump().items() if name != "sequence_parallel" and size > 1]
+        return " × ".join(sizes) + (", sequence parallel" if self.sequence_parallel else "") or "one copy"
 
     @model_validator(mode="after")
-    def _sequence_parallel_needs_tensor(self) -> Self:
+    def _dimensions_agree(self) -> Self:
         if self.sequence_parallel and self.tensor == 1:
             raise ValueError("`sequence_parallel` needs `tensor` > 1")
+        if self.virtual_pipeline > 1 and self.pipeline == 1:
+            raise ValueError("`virtual_pipeline` needs `pipeline` > 1")
+        ranks, experts = self.tensor * self.context * self.data, self.expert * self.expert_tensor
+        if ranks % experts:
+            raise ValueError(f"`expert` x `expert_tensor` is {experts}; it must divide `tensor` x `context` x `data`, which is {ranks}")
+        if self.expert > 1 and self.tensor > 1 and not self.sequence_parallel:
+            raise ValueError("`expert` > 1 together with `tensor` > 1 needs `sequence_parallel`")
         return self
 
 
@@ -123,6 +149,14 @@ class Optimizer(Section):
     """Largest gradient norm; 0 turns clipping off."""
     distributed: bool = False
     """Shard the optimizer state over the data-parallel ranks."""
+    overlap: bool = False
+    """Reduce gradients during the backward pass and gather the new weights during the next forward pass. Needs `distributed`."""
+
+    @model_validator(mode="after")
+    def _overlap_needs_distributed(self) -> Self:
+        if self.overlap and not self.distributed:
+            raise ValueError("`overlap` needs `distributed`")
+        return self
 
 
 class StepLists(Section):
@@ -138,6 +172,12 @@ class Training(Section):
     """Passes over each step's rollouts."""
     micro_batch_tokens: PositiveInt = 16384
     """Largest number of tokens (padding included) in one forward pass of one rank."""
+    packing: bool = False
+    """Put the sequences of a micro-batch one after another instead of padding each to the longest."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass computes anew: none, the attention's, or all but each layer's input."""
+    logprob_chunk_tokens: PositiveInt | None = None
+    """Tokens whose logits exist at a time. Default: as many as take 256 MiB in fp32; the softmax needs about twice that."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 keeps fp32 master weights and gradients."""
     old_logprobs: Literal["rollout", "recompute"] = "recompute"
@@ -184,13 +224,17 @@ class Evaluation(Section):
     every: NonNegativeInt = 10
     """In steps; 0: never. The weights before the first and after the last step are always evaluated unless it is 0."""
     responses_per_prompt: PositiveInt = 8
-    k: list[PositiveInt] = [1, 8]
+    k: Annotated[list[PositiveInt], Field(min_length=1)] = [1, 8]
+    """pass@k is reported for each; every one different and none above `responses_per_prompt`."""
     temperature: Temperature = 1.0
     max_prompts: PositiveInt | None = None
 
     @model_validator(mode="after")
-    def _enough_samples(self) -> Self:
-        if self.k and max(self.k) > self.responses_per_prompt:
+    def _k_is_usable(self) -> Self:
+        twice = next((k for k in self.k if self.k.count(k) > 1), None)
+        if twice is not None:
+            raise ValueError(f"`k` holds {twice} twice")
+        if max(self.k) > self.responses_per_prompt:
             raise ValueError(f"pass@{max(self.k)} of `k` needs `responses_per_prompt` >= {max(self.k)}")
         return self
 
@@ -236,6 +280,11 @@ class SftTraining(Section):
     batch_size: PositiveInt = 64
     """Examples per update."""
     micro_batch_tokens: PositiveInt = 16384
+    packing: bool = False
+    """Put the sequences of a micro-batch one after another instead of padding each to the longest."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass computes anew: none, the attention's, or all but each layer's input."""
+    logprob_chunk_tokens: PositiveInt | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     layout: Layout = Layout()
     optimizer: Optimizer = Optimizer()

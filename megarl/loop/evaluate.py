@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,8 @@ from megarl.config.recipe import Recipe
 from megarl.errors import InputError
 from megarl.evaluation.metrics import avg_at_k, pass_at_k
 from megarl.loop.inputs import Inputs, engine_threads
+from megarl.loop.machine import check_roles
+from megarl.loop.stopping import StopRequest
 from megarl.observe.progress import Progress
 from megarl.platform.rollout_env import ray_cluster
 from megarl.rollout.fleet import Fleet
@@ -47,14 +50,21 @@ def evaluate_fleet(inputs: Inputs, fleet: Fleet) -> dict[str, float]:
 
 
 def run(loaded: Loaded[Recipe], model: str | os.PathLike[str]) -> int:
-    """`megarl eval`: evaluate the Hugging Face folder `model` on the recipe's held-out data and print the metrics."""
+    """`megarl eval`: evaluate the Hugging Face folder `model` on the recipe's held-out data and print the metrics.
+
+    A signal ends it at once (Interrupted).
+    """
     recipe = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"path": os.fspath(model)})})
     if not recipe.data.evaluation:
         raise InputError(f"{loaded.path}: `data.evaluation` names no held-out file.")
-    inputs = Inputs(recipe)
+    roles = {"engines": recipe.rollout.engines, "tensor_parallel": recipe.rollout.tensor_parallel}
+    check_roles(**roles)
+    inputs = Inputs(replace(loaded, recipe=recipe))
     progress = Progress(0)
     progress.stage(f"starting {recipe.rollout.engines} engine(s) on {model}")
-    with ray_cluster():
+    with StopRequest(progress.stage, "stopping", at_once=True) as stop, ray_cluster():
+        stop.listen()  # Ray has its own idea of SIGTERM
+        check_roles(**roles)
         fleet = Fleet.start(inputs.engine_config(), recipe.rollout.engines, threads=engine_threads(recipe))
         try:
             prompts = sum(len(prompts) for prompts in inputs.evaluation.values())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from megarl.config.load import Loaded
 from megarl.config.recipe import Recipe
 from megarl.errors import InputError
 from megarl.loop.rollouts import JudgedRollouts
@@ -26,16 +27,18 @@ from megarl.training.trainer import rank_config
 class Inputs:
     """A wrong input costs seconds here, not the start of a cluster. Raises InputError naming it."""
 
-    def __init__(self, recipe: Recipe):
-        self.recipe = recipe
-        self.objective = make_objective(recipe.objective)
-        if self.objective.uses_value_model:
-            raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
-        self._check_objective()
-        verifier = recipe.verifier
-        self._judge = Judge(
-            verifier.name, verifier.args, workers=verifier.workers, timeout_s=verifier.timeout_s, memory_mib=verifier.memory_mib
-        )
+    def __init__(self, loaded: Loaded[Recipe]):
+        self.recipe = recipe = loaded.recipe
+        with loaded.naming("objective"):
+            self.objective = make_objective(recipe.objective)
+            if self.objective.uses_value_model:
+                raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
+            self._check_objective()
+        with loaded.naming("verifier"):
+            verifier = recipe.verifier
+            self._judge = Judge(
+                verifier.name, verifier.args, workers=verifier.workers, timeout_s=verifier.timeout_s, memory_mib=verifier.memory_mib
+            )
         self.rank_config = rank_config(
             model_path=recipe.model.path,
             pad_vocab_to=recipe.model.pad_vocab_to_multiple_of,
@@ -45,7 +48,7 @@ class Inputs:
             seed=recipe.seed,
         )
         self.tokenizer = load_tokenizer(recipe.model.path)
-        self.stop_token_ids = eos_token_ids(recipe.model.path)
+        self.stop_token_ids = eos_token_ids(recipe.model.path, self.rank_config.shape.vocab_size)
         self.dropped: dict[str, int] = {}
         self.stream = PromptStream(self._prompts(recipe.data.train), recipe.seed, recipe.data.shuffle)
         self.stream.check_batch(recipe.rollout.prompts_per_step)

@@ -16,7 +16,9 @@ from megarl.config.recipe import Recipe
 from megarl.config.show import to_yaml
 from megarl.errors import InputError
 from megarl.loop.inputs import Inputs, engine_threads
+from megarl.loop.machine import check_roles
 from megarl.loop.replay import Replay
+from megarl.loop.resuming import changes
 from megarl.loop.rollouts import JudgedRollouts
 from megarl.loop.stopping import StopRequest
 from megarl.observe.ledger import Ledger
@@ -26,13 +28,6 @@ from megarl.observe.run_folder import RunFolder, step_of
 from megarl.platform.rollout_env import ray_cluster
 from megarl.rollout.fleet import Fleet
 from megarl.training.trainer import Trainer
-
-# What a resumed run may not change: the steps before the checkpoint would have been others.
-_FIXED_ON_RESUME = (
-    *("seed", "model", "data.train", "data.chat", "data.shuffle", "rollout.prompts_per_step", "rollout.responses_per_prompt"),
-    "replay",  # a checkpoint holds the groups that were kept
-    "training.optimizer.distributed",  # its state is laid out in another way
-)
 
 
 class Run:
@@ -51,7 +46,8 @@ class Run:
             self.progress = Progress(recipe.training.steps)
             if not self.resume:
                 RunFolder(recipe.output).refuse_used()  # before the inputs are read, which takes seconds
-            self.inputs = Inputs(recipe)
+            self._check_roles()
+            self.inputs = Inputs(self.loaded)
             self.replay = None if recipe.replay is None else Replay(recipe.replay, recipe.seed)
             self.folder = stack.enter_context(RunFolder.open(recipe.output) if self.resume else RunFolder.create(recipe.output))
             checkpoint = self._prepare_folder()
@@ -105,13 +101,12 @@ class Run:
             self.replay.load(path.parent, self.inputs.stream.prompts)
 
     def _check_resumable(self) -> None:
-        before = load_recipe(self.folder.recipe).recipe.model_dump()
-        now = self.recipe.model_dump()
-        pick = lambda tree, key: tree if not key else pick(tree[key[0]], key[1:])
-        changed = [key for key in _FIXED_ON_RESUME if pick(before, key.split(".")) != pick(now, key.split("."))]
-        if changed:
-            lines = "; ".join(f"{key} was {pick(before, key.split('.'))!r}, is {pick(now, key.split('.'))!r}" for key in changed)
-            raise InputError(f"{self.folder.path}: a resumed run must keep what it was started with: {lines}. Use another `output`.")
+        refused, allowed = changes(load_recipe(self.folder.recipe).recipe, self.recipe)
+        if refused:
+            what = ", ".join(refused)
+            raise InputError(f"{self.folder.path}: a resumed run must keep what it was started with: {what}. Use another `output`.")
+        if allowed:
+            self.progress.stage(f"changed since the last start: {', '.join(allowed)}")
 
     def record(self, metrics: dict[str, float], rollouts: JudgedRollouts | None = None) -> None:
         """Write the metrics of the step that just ended, some of its rollouts, and its line on the terminal."""
@@ -122,22 +117,26 @@ class Run:
 
     # ------------------------------------------------------------------ roles
 
+    def _check_roles(self) -> None:
+        rollout = self.recipe.rollout
+        check_roles(engines=rollout.engines, tensor_parallel=rollout.tensor_parallel, ranks=self.recipe.training.layout.world_size)
+
     def _start_roles(self, stack: ExitStack, checkpoint: Path | None) -> None:
         recipe = self.recipe
         layout = recipe.training.layout
-        self.progress.stage(
-            f"starting {recipe.rollout.engines} engine(s) and {layout.world_size} training rank(s): "
-            f"tensor {layout.tensor}, pipeline {layout.pipeline}, data {layout.data}"
-        )
+        self.progress.stage(f"starting {recipe.rollout.engines} engine(s) and {layout.world_size} training rank(s): {layout}")
         stack.enter_context(ray_cluster())
         # Ray has its own idea of SIGTERM; ours must be the last one installed.
         self.stop.listen()
+        self._check_roles()
         self.fleet = Fleet.start(self.inputs.engine_config(), recipe.rollout.engines, threads=engine_threads(recipe), wait=False)
         stack.callback(self.fleet.shutdown)
         self.trainer = Trainer.start(self.inputs.rank_config, max_tokens=recipe.training.micro_batch_tokens, wait=False)
         stack.callback(self.trainer.shutdown)
         self.trainer.wait_ready()
+        self.progress.stage("training ranks up")
         self.fleet.wait_ready()
+        self.progress.stage("engines up")
         host, port = self.trainer.meeting_point()
         self.fleet.connect_weights(self.trainer.connect_sender, host=host, port=port)
         if checkpoint is not None:

@@ -14,6 +14,7 @@ from megarl.config.load import Loaded
 from megarl.config.recipe import SftRecipe
 from megarl.config.show import to_yaml
 from megarl.errors import InputError
+from megarl.loop.machine import check_roles
 from megarl.loop.stopping import StopRequest
 from megarl.objectives import TokenBatch, make_objective
 from megarl.observe.ledger import Ledger
@@ -22,7 +23,7 @@ from megarl.observe.progress import Progress
 from megarl.observe.run_folder import RunFolder
 from megarl.platform.rollout_env import ray_cluster
 from megarl.tasks.dataset import read_examples
-from megarl.tasks.prompts import Prompt, eos_token_ids, load_tokenizer, tokenize
+from megarl.tasks.prompts import Prompt, encode, eos_token_ids, load_tokenizer, tokenize
 from megarl.tasks.stream import PromptStream
 from megarl.training.optimizer import learning_rate
 from megarl.training.rank import UpdateSettings
@@ -37,10 +38,10 @@ _SECONDS_BETWEEN_LINES = 5.0
 class Demonstrations:
     """Tokenised worked examples; which one of a prompt is shown depends on the seed and the step alone."""
 
-    def __init__(self, recipe: SftRecipe):
+    def __init__(self, recipe: SftRecipe, vocab_size: int, max_positions: int):
         path, data = recipe.data.train, recipe.data
         tokenizer = load_tokenizer(recipe.model.path)
-        end = eos_token_ids(recipe.model.path)
+        end = eos_token_ids(recipe.model.path, vocab_size)
         # The tokenizer's own end token where there are several: a response ends with one of them, not with all.
         end = tokenizer.eos_token_id if tokenizer.eos_token_id in end else end[0]
         examples = read_examples(path)
@@ -53,6 +54,7 @@ class Demonstrations:
         self.stream = PromptStream(prompts, recipe.seed, data.shuffle)
         self._seed, self._tokenizer, self._end = recipe.seed, tokenizer, end
         self._tokens: dict[str, list[int]] = {}
+        self._check_lengths(path, max_positions)
 
     def batch(self, step: int, size: int) -> Sequences:
         """The sequences of one update."""
@@ -61,11 +63,21 @@ class Demonstrations:
             prompts += self.stream.take(min(size - len(prompts), len(self.stream)))
         draws = np.random.default_rng([self._seed, step]).random(size)
         chosen = [p.example.demonstrations[int(draw * len(p.example.demonstrations))] for p, draw in zip(prompts, draws, strict=True)]
-        return Sequences.of([p.token_ids for p in prompts], [self._encode(text) for text in chosen])
+        return Sequences.of([p.token_ids for p in prompts], [self._encode(text, p) for text, p in zip(chosen, prompts, strict=True)])
 
-    def _encode(self, text: str) -> list[int]:
+    def _check_lengths(self, path: str, max_positions: int) -> None:
+        for prompt in self.stream.prompts:
+            for text in prompt.example.demonstrations:
+                tokens = len(prompt.token_ids) + len(self._encode(text, prompt))
+                if tokens > max_positions:
+                    raise InputError(
+                        f'{path}: example "{prompt.id}" has {tokens} tokens with a demonstration; the model has {max_positions} positions.'
+                    )
+
+    def _encode(self, text: str, prompt: Prompt) -> list[int]:
         if text not in self._tokens:
-            self._tokens[text] = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self._end]
+            tokens = encode(text, self._tokenizer, prompt.id, f"demonstration {text[:40]!r}", add_special_tokens=False)
+            self._tokens[text] = [*tokens, self._end]
         return self._tokens[text]
 
 
@@ -84,7 +96,7 @@ def run(loaded: Loaded[SftRecipe]) -> int:
     """`megarl sft`: 0 when done, 128 + the signal's number when told to stop (nothing is kept then but the metrics)."""
     recipe = loaded.recipe
     RunFolder(recipe.output).refuse_used()  # before the inputs are read, which takes seconds
-    data = Demonstrations(recipe)
+    check_roles(ranks=recipe.training.layout.world_size)
     config = rank_config(
         model_path=recipe.model.path,
         pad_vocab_to=recipe.model.pad_vocab_to_multiple_of,
@@ -93,11 +105,7 @@ def run(loaded: Loaded[SftRecipe]) -> int:
         temperature=1.0,
         seed=recipe.seed,
     )
-    longest = recipe.data.max_prompt_length + max(len(data._encode(t)) for p in data.stream.prompts for t in p.example.demonstrations)
-    if longest > config.shape.max_positions:
-        raise InputError(
-            f"{recipe.data.train}: prompts and demonstrations of up to {longest} tokens; the model has {config.shape.max_positions}."
-        )
+    data = Demonstrations(recipe, config.shape.vocab_size, config.shape.max_positions)
     progress = Progress(recipe.training.steps)
     with RunFolder.create(recipe.output) as folder, StopRequest(progress.stage, "stopping, no model is kept") as stop:
         folder.write_recipe(to_yaml(recipe))
@@ -105,8 +113,10 @@ def run(loaded: Loaded[SftRecipe]) -> int:
         progress.stage(f"starting {recipe.training.layout.world_size} training rank(s)")
         with ray_cluster(), MetricsWriter(folder) as metrics:
             stop.listen()
+            check_roles(ranks=recipe.training.layout.world_size)
             trainer = Trainer.start(config, max_tokens=recipe.training.micro_batch_tokens)
             try:
+                progress.stage("ready")
                 done = train(recipe, data, trainer, metrics, progress, stop)
                 if done:
                     trainer.export(str((folder.path / "model").resolve()))

@@ -28,10 +28,13 @@ def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
             f"{prefix}self_attn.v_proj.weight": (kv, shape.hidden),
             f"{prefix}self_attn.o_proj.weight": (shape.hidden, q),
             f"{prefix}post_attention_layernorm.weight": (shape.hidden,),
-            f"{prefix}mlp.gate_proj.weight": (shape.ffn, shape.hidden),
-            f"{prefix}mlp.up_proj.weight": (shape.ffn, shape.hidden),
-            f"{prefix}mlp.down_proj.weight": (shape.hidden, shape.ffn),
         }
+        if shape.experts is None:
+            names |= _mlp(f"{prefix}mlp.", shape.hidden, shape.ffn)
+        else:
+            names[f"{prefix}mlp.gate.weight"] = (shape.experts.number, shape.hidden)
+            for expert in range(shape.experts.number):
+                names |= _mlp(f"{prefix}mlp.experts.{expert}.", shape.hidden, shape.experts.ffn)
         if shape.qkv_bias:
             names |= {f"{prefix}self_attn.{x}_proj.bias": (q if x == "q" else kv,) for x in "qkv"}
         if shape.qk_norm:
@@ -42,6 +45,14 @@ def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     return names
 
 
+def _mlp(prefix: str, hidden: int, ffn: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}gate_proj.weight": (ffn, hidden),
+        f"{prefix}up_proj.weight": (ffn, hidden),
+        f"{prefix}down_proj.weight": (hidden, ffn),
+    }
+
+
 class HFTensors:
     """Random access to the tensors of a Hugging Face folder, whether in one file or many."""
 
@@ -50,8 +61,8 @@ class HFTensors:
         index = self.folder / "model.safetensors.index.json"
         if index.is_file():
             try:
-                self.files = dict(json.loads(index.read_text())["weight_map"])
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                self.files = {name: str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InputError(f"{index}: cannot be read ({error!r}).") from None
         elif (self.folder / "model.safetensors").is_file():
             self.files = dict.fromkeys(_open(self.folder / "model.safetensors").keys(), "model.safetensors")

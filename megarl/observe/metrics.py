@@ -92,9 +92,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             if value is None:
                 row[name] = _NONFINITE_VALUES.get(str(line.get(name + NONFINITE)), math.nan)
             elif isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _LARGEST:
-                raise InputError(f"{path}:{number}: expected a number for `{name}`, got {value!r}: mend or remove the line")
+                raise InputError(f"{path}:{number}: expected a number for `{name}`, got {value!r}: mend or remove the line.")
         if not isinstance(row.get("step"), int):
-            raise InputError(f"{path}:{number}: expected an integer `step`: mend or remove the line")
+            raise InputError(f"{path}:{number}: expected an integer `step`: mend or remove the line.")
         rows.append(row)
     return rows
 
@@ -105,15 +105,15 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             if number == len(lines):  # no newline after it; empty when the file is whole
                 break
-            raise InputError(f"{path}:{number}: not valid JSON: mend or remove the line") from None
+            raise InputError(f"{path}:{number}: not valid JSON: mend or remove the line.") from None
         if not isinstance(row, dict):
-            raise InputError(f"{path}:{number}: expected a JSON object: mend or remove the line")
+            raise InputError(f"{path}:{number}: expected a JSON object: mend or remove the line.")
         rows.append(row)
     return rows

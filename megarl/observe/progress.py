@@ -18,6 +18,14 @@ from megarl.observe.run_folder import RunFolder, step_of
 _RECENT = 10  # steps that the time left is estimated from: covers the usual evaluation interval
 _FIELDS = (("loss", "sft/loss", 3), ("len", "response/length_mean", 1), ("entropy", "policy/entropy", 2), ("grad", "policy/grad_norm", 2))
 _BOLD, _DIM, _GREEN, _RED, _RESET = "\033[1m", "\033[2m", "\033[32m", "\033[31m", "\033[0m"
+_began = time.monotonic()
+
+
+def begin(text: str) -> None:
+    """A command's first line, before what takes long to import. The seconds of all later lines count from here."""
+    global _began
+    _began = time.monotonic()
+    Progress(0).stage(text)
 
 
 class Progress:
@@ -27,7 +35,6 @@ class Progress:
         self._steps = steps
         self._stream = stream or sys.stdout
         self._colour = self._stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        self._began = time.monotonic()
         self._durations: deque[float] = deque(maxlen=_RECENT)
         self._first_reward: float | None = None
         self._evaluation_width = 0
@@ -39,7 +46,7 @@ class Progress:
 
     def stage(self, text: str) -> None:
         """A line for what begins now, after the seconds since the start: `   3.2s  starting 1 engine ...`."""
-        self._say(f"{self._paint(_DIM, f'{time.monotonic() - self._began:6.1f}s')}  {text}")
+        self._say(f"{self._paint(_DIM, f'{time.monotonic() - _began:6.1f}s')}  {text}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """The line of a step: what is missing in `metrics` is left out. In parentheses the reward's change since the first step."""

@@ -65,9 +65,9 @@ def render(folder: str | os.PathLike[str]) -> Path:
     """
     run = RunFolder(folder)
     if not run.path.is_dir():
-        raise InputError(f"{folder}: there is no such run folder")
+        raise InputError(f"{folder}: there is no such run folder.")
     if not run.recipe.exists() and not run.metrics.exists():
-        raise InputError(f"{folder}: not a run folder, neither {run.recipe.name} nor {run.metrics.name} is in it")
+        raise InputError(f"{folder}: not a run folder, neither {run.recipe.name} nor {run.metrics.name} is in it.")
     rows = _by_step(read_metrics(run.metrics)) if run.metrics.exists() else []
     recipe_text = run.recipe.read_text(encoding="utf-8", errors="replace") if run.recipe.exists() else ""
     environment = _load_environment(run.environment)
@@ -89,7 +89,7 @@ def render(folder: str | os.PathLike[str]) -> Path:
     try:
         write_atomically(run.report, page)
     except OSError as error:
-        raise InputError(f"{run.report}: cannot be written ({error.strerror})") from None
+        raise InputError(f"{run.report}: cannot be written ({error.strerror}).") from None
     return run.report
 
 
@@ -125,7 +125,7 @@ def _load_environment(path: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise InputError(f"{path}: not valid JSON: mend or remove the file") from None
+        raise InputError(f"{path}: not valid JSON: mend or remove the file.") from None
     return loaded if isinstance(loaded, dict) else {}
 
 
@@ -241,7 +241,7 @@ def _recipe_summary(text: str) -> list[tuple[str, Any]]:
         ("precision", get("training", "precision")),
         (
             "layout",
-            " × ".join(f"{key} {value}" for key, value in layout.items() if isinstance(value, int) and not isinstance(value, bool)) or None,
+            " × ".join(f"{key} {value}" for key, value in layout.items() if isinstance(value, int) and value > 1) or None,
         ),
         ("seed", get("seed")),
     ]

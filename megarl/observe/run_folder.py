@@ -5,6 +5,7 @@ recipe.yaml  environment.json  metrics.jsonl  tensorboard/  rollouts/step-000010
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
@@ -14,6 +15,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -61,6 +63,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._lock: int | None = None
+        self._new = False
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -71,13 +74,14 @@ class RunFolder:
             folder.refuse_used()
             folder._acquire()
             folder.refuse_used()  # another process may have been faster
+            folder._new = True
             for place in (folder.rollouts, folder.checkpoints, folder.tensorboard):
                 place.mkdir()
         except FileExistsError:
-            raise InputError(f"{path}: the run folder cannot be made, a file of that name exists: use another `output`") from None
+            raise InputError(f"{path}: the run folder cannot be made, a file of that name exists: use another `output`.") from None
         except OSError as error:
             folder.close()
-            raise InputError(f"{path}: the run folder cannot be made ({error.strerror}): use another `output`") from None
+            raise InputError(f"{path}: the run folder cannot be made ({error.strerror}): use another `output`.") from None
         except InputError:
             folder.close()
             raise
@@ -88,17 +92,17 @@ class RunFolder:
         """Lock the folder of an earlier run to go on with it. InputError when it is none, or when another process writes it."""
         folder = cls(path)
         if not folder.path.is_dir():
-            raise InputError(f"{path}: there is no such run folder to resume: check `output`, or start without --resume")
+            raise InputError(f"{path}: there is no such run folder to resume: check `output`, or start without --resume.")
         missing = [place.name for place in (folder.recipe, folder.checkpoints) if not place.exists()]
         if missing:
-            raise InputError(f"{path}: not a run folder, {' and '.join(missing)} missing: check `output`, or start without --resume")
+            raise InputError(f"{path}: not a run folder, {' and '.join(missing)} missing: check `output`, or start without --resume.")
         try:
             folder._acquire()
             for place in (folder.rollouts, folder.tensorboard):
                 place.mkdir(exist_ok=True)
         except OSError as error:
             folder.close()
-            raise InputError(f"{path}: the run folder cannot be written ({error.strerror})") from None
+            raise InputError(f"{path}: the run folder cannot be written ({error.strerror}).") from None
         return folder
 
     @property
@@ -185,28 +189,37 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Also empties a new folder if the input turned out to be wrong before any metrics were recorded: nothing half-written stays."""
+        if self._new and kind is InputError and not (self.metrics.exists() and self.metrics.stat().st_size):
+            self._remove()
         self.close()
+
+    def _remove(self) -> None:
+        for entry in self.path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        with contextlib.suppress(OSError):  # a link to a folder, for one
+            self.path.rmdir()
 
     def refuse_used(self) -> None:
         """InputError if the folder is there and not empty, or a file of that name is. Changes nothing."""
         try:
             self._refuse_used()
         except OSError as error:
-            raise InputError(f"{self.path}: the run folder cannot be used ({error.strerror}): use another `output`") from None
+            raise InputError(f"{self.path}: the run folder cannot be used ({error.strerror}): use another `output`.") from None
 
     def _refuse_used(self) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path}: the run folder cannot be made, a file of that name exists: use another `output`")
+            raise InputError(f"{self.path}: the run folder cannot be made, a file of that name exists: use another `output`.")
         if self.path.is_dir() and any(entry.name != LOCK for entry in self.path.iterdir()):
             raise InputError(
-                f"{self.path}: the run folder exists and is not empty: use another `output`, or --resume to go on with the run in it"
+                f"{self.path}: the run folder exists and is not empty: use another `output`, or --resume to go on with the run in it."
             )
 
     def _acquire(self) -> None:
         # fcntl.lockf, not flock: children made by fork do not keep it, so that a killed run can be resumed at once.
         if self.path.resolve() in _locked_here:
-            raise InputError(f"{self.path}: this process writes the run folder already")
+            raise InputError(f"{self.path}: this process writes the run folder already.")
         handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,7 +228,7 @@ class RunFolder:
                 owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "unknown"
                 os.close(handle)
                 raise InputError(
-                    f"{self.path}: another process writes this run folder ({owner}): wait for it, stop it, or use another `output`"
+                    f"{self.path}: another process writes this run folder ({owner}): wait for it, stop it, or use another `output`."
                 ) from None
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 os.close(handle)

@@ -7,7 +7,8 @@ from megarl.platform.device import (
     has_gpu,
     prepare_megatron,
     synchronize,
+    use_gpu,
     use_threads,
 )
 
-__all__ = ["communication_backend", "device", "fused_kernels", "has_gpu", "prepare_megatron", "synchronize", "use_threads"]
+__all__ = ["communication_backend", "device", "fused_kernels", "has_gpu", "prepare_megatron", "synchronize", "use_gpu", "use_threads"]

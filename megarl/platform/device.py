@@ -13,6 +13,11 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def gpus() -> int:
+    """Number of GPUs that this process sees."""
+    return torch.cuda.device_count()
+
+
 def device() -> torch.device:
     """Where this process keeps its tensors: its GPU, or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if has_gpu() else torch.device("cpu")
@@ -33,6 +38,12 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
+def use_gpu(index: int) -> None:
+    """Make the `index`-th GPU this process's own; nothing where there is none."""
+    if has_gpu():
+        torch.cuda.set_device(index)
+
+
 def synchronize() -> None:
     """Wait until the work given to the GPU is done, so that a clock can be read."""
     if has_gpu():
@@ -51,8 +62,9 @@ def rank_environment(threads: int) -> dict[str, str]:
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
     }
     if has_gpu():
-        # One connection keeps the order of kernels that Megatron's communication overlap relies on.
-        return common | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        # One connection keeps the order of kernels that Megatron's communication overlap relies on. Asking NVML whether there is a GPU
+        # leaves CUDA untouched, so that a process that has asked can still be forked.
+        return common | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     # Compiling the small helper functions that Megatron decorates costs minutes of C++ compilation and gains nothing here.
     return common | {"TORCHDYNAMO_DISABLE": "1", "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
 

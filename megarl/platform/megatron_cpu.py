@@ -5,7 +5,8 @@ Here the global name `torch` *inside megatron's own modules* is replaced by a pr
 left alone: patching, say, `torch.arange` for everyone breaks `with torch.device("meta")`, and with it the model loading of
 transformers, silently. Two methods of `torch.Tensor` are the exception (see `_patch_tensor`).
 
-The rest of this file replaces three functions of Megatron that call CUDA through other names, and its Adam (`cpu_adam`).
+The rest of this file replaces the functions of Megatron that call CUDA through other names or ask of gloo what only NCCL can do, and its
+Adam (`cpu_adam`).
 """
 
 from __future__ import annotations
@@ -180,14 +181,42 @@ def _patch_random() -> None:
     megatron_random.CudaRNGStatesTracker.fork = fork
 
 
-def _patch_token_dispatcher() -> None:
-    from megatron.core.transformer.moe import token_dispatcher
+def _patch_experts() -> None:
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    # Asked for before it is tried; without Transformer Engine the name is not there at all.
+    moe_utils.te_general_gemm = None
 
     # Split sizes must become numpy arrays although they already lie on the CPU.
     def to_cpu(tensor, as_numpy=False, record_stream=False):
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     token_dispatcher.maybe_move_tensor_to_cpu = to_cpu
+
+
+def _patch_uneven_collectives() -> None:
+    """Parts of unequal size, as expert-tensor ranks exchange them: NCCL takes them, gloo does not."""
+    import torch.distributed as dist
+    from megatron.core.tensor_parallel import mappings
+
+    even_gather, even_reduce_scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def gather(part, group, output_split_sizes=None, use_global_buffer=False):
+        if output_split_sizes is None or group.size() == 1:
+            return even_gather(part, group, None, use_global_buffer)
+        padded = part.new_zeros((max(output_split_sizes), *part.shape[1:]))
+        padded[: len(part)] = part
+        parts = even_gather(padded, group).unflatten(0, (group.size(), -1))
+        return torch.cat([part[:size] for part, size in zip(parts, output_split_sizes, strict=True)])
+
+    def reduce_scatter(whole, group, input_split_sizes=None, use_global_buffer=False):
+        if input_split_sizes is None or group.size() == 1:
+            return even_reduce_scatter(whole, group, None, use_global_buffer)
+        whole = whole.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(whole, group=group)
+        return whole.split(input_split_sizes)[group.rank()].contiguous()
+
+    mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim = gather, reduce_scatter
 
 
 def install() -> None:
@@ -203,7 +232,8 @@ def install() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(Transformer Engine and )?Apex (is|are) not installed")
         _patch_random()
-        _patch_token_dispatcher()
+        _patch_experts()
+        _patch_uneven_collectives()
         from megarl.platform import cpu_adam
 
         cpu_adam.install()

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from megarl.platform import reaper
-from megarl.platform.device import has_gpu
+from megarl.platform.device import gpus, has_gpu
 
 LOOPBACK = "127.0.0.1"
 
@@ -46,6 +46,15 @@ def engine_environment(threads: int = 1) -> dict[str, str]:
 def engine_resources(tensor_parallel: int) -> dict[str, Any]:
     """What an engine actor asks of Ray: its GPUs, or nothing (a CPU is shared by all)."""
     return {"num_cpus": 0, "num_gpus": tensor_parallel if has_gpu() else 0}
+
+
+def available_gpus() -> int | None:
+    """GPUs of the Ray cluster, inside `ray_cluster`; before it those of this machine, or None where another cluster is to be joined."""
+    import ray
+
+    if ray.is_initialized():
+        return int(ray.cluster_resources().get("GPU", 0))
+    return None if os.environ.get("RAY_ADDRESS") else gpus()
 
 
 @contextmanager

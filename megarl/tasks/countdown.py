@@ -132,9 +132,9 @@ def make_countdown(
     check_format(format, ("tagged", "plain"))
     is_number = isinstance(format_reward, (int, float)) and not isinstance(format_reward, bool)
     if not is_number or not math.isfinite(format_reward) or not 0 <= format_reward < 1:
-        raise InputError(f"verifier.args: format_reward must be a number from 0 to below 1, got {format_reward!r}")
+        raise InputError(f"verifier.args: `format_reward` must be a number from 0 to below 1, got {format_reward!r}.")
     if not isinstance(symbols, str) or not set(symbols) & set(PRECEDENCE) or not set(symbols) <= set(SYMBOLS):
-        raise InputError(f"verifier.args: symbols must be some of {SYMBOLS} with at least one operator, got {symbols!r}")
+        raise InputError(f"verifier.args: `symbols` must be some of {SYMBOLS} with at least one operator, got {symbols!r}.")
 
     if not isinstance(components, bool):
         raise InputError(f"verifier.args: components must be true or false, got {components!r}")
@@ -167,9 +167,9 @@ def read_task(example: Example) -> tuple[int, list[int]]:
     """(target, numbers) of an example; InputError naming its id if it has none."""
     numbers = example.metadata.get("numbers")
     if not isinstance(numbers, list) or not numbers or not all(_is_int(number) and number >= 0 for number in numbers):
-        raise InputError(f'example "{example.id}": countdown needs `metadata.numbers`, a list of integers >= 0, got {numbers!r}')
+        raise InputError(f'example "{example.id}": countdown needs `metadata.numbers`, a list of integers >= 0, got {numbers!r}.')
     if not _is_int(example.answer):
-        raise InputError(f'example "{example.id}": countdown needs the target, an integer, as `answer`, got {example.answer!r}')
+        raise InputError(f'example "{example.id}": countdown needs the target, an integer, as `answer`, got {example.answer!r}.')
     return example.answer, numbers
 
 

@@ -40,7 +40,7 @@ def create_data(task: str, output: str | Path, seed: int = 0, options: dict[str,
     if task not in makers:
         raise InputError(f'no task "{task}"{nearest(task, [*makers, REASONING_GYM + ":<data set>"])}')
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed must be an integer >= 0, got {seed!r}")
+        raise InputError(f"seed must be an integer >= 0, got {seed!r}.")
     folder = Path(output)
     _check_output(folder)
     train, heldout = makers[task](seed, options)
@@ -49,10 +49,10 @@ def create_data(task: str, output: str | Path, seed: int = 0, options: dict[str,
 
 def _check_output(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file, expected a folder to write {' and '.join(FILES)} into")
+        raise InputError(f"{folder}: is a file, expected a folder to write {' and '.join(FILES)} into.")
     for name in FILES:
         if (folder / name).exists():
-            raise InputError(f"{folder / name} exists already; remove it or choose another folder")
+            raise InputError(f"{folder / name} exists already; remove it or choose another folder.")
 
 
 def _write(folder: Path, train: list[Row], heldout: list[Row]) -> dict[str, int]:
@@ -72,7 +72,7 @@ def _write(folder: Path, train: list[Row], heldout: list[Row]) -> dict[str, int]
             if path.is_dir():
                 path.rmdir()
         if isinstance(error, OSError):
-            raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+            raise InputError(f"{folder}: cannot be written ({error.strerror}).") from None
         raise
 
 
@@ -82,7 +82,7 @@ def _whole(options: dict[str, str], key: str, default: int | None, least: int = 
         return default
     text = options.pop(key)
     if not re.fullmatch("[0-9]{1,8}", text) or int(text) < least:
-        raise InputError(f'option {key}: expected an integer from {least} to 99999999, got "{text}"')
+        raise InputError(f'option {key}: expected an integer from {least} to 99999999, got "{text}".')
     return int(text)
 
 
@@ -132,7 +132,7 @@ def _countdown_tiny(seed: int, options: dict[str, str]) -> Split:
     heldout = [_tiny_row(key, fixed) for key in keys[:TINY_HELDOUT]]
     train_keys = keys[TINY_HELDOUT:]
     if size is not None and size > len(train_keys):
-        raise InputError(f"option size: countdown-tiny has {len(train_keys)} training instances, {size} were asked for")
+        raise InputError(f"option size: countdown-tiny has {len(train_keys)} training instances, {size} were asked for.")
     rng = random.Random(seed)
     rng.shuffle(train_keys)
     train = []
@@ -235,7 +235,7 @@ def _reasoning_gym(dataset: str, seed: int, options: dict[str, str]) -> Split:
     template = options.pop("prompt", TEMPLATE)
     reply = options.pop("reply", "<answer>{answer}</answer>" if "<answer>" in template else "{answer}")
     if "seed" in options:
-        raise InputError(f"task {task}: the seed is an argument of the command, not an option")
+        raise InputError(f"task {task}: the seed is an argument of the command, not an option.")
     config = {key: _parse(text) for key, text in options.items()}
     reasoning_gym.create_dataset(dataset, config, f"task {task}")
     seen: set[str] = set()
@@ -285,7 +285,7 @@ def _entries(task: str, config: dict[str, Any], first_seed: int, count: int, see
             return entries
     raise InputError(
         f"task {task}: {count} new questions were asked for, {tried} attempts gave {len(entries)}{failure}; "
-        "lower `size` and `heldout` or widen the settings, or use another data set"
+        "lower `size` and `heldout` or widen the settings, or use another data set."
     )
 
 

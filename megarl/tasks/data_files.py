@@ -42,12 +42,12 @@ def find_files(path: str | Path) -> list[Path]:
     if "*" in path.name and not path.exists():
         files = sorted(Path(name) for name in glob.glob(str(path)))
         if not files:
-            raise InputError(f"{path}: no file has such a name")
+            raise InputError(f"{path}: no file has such a name.")
     else:
         files = _files_of_folder(path) if path.is_dir() else [path]
     for file in files:
         if file.suffix not in READERS:
-            raise InputError(f"{file}: expected a file that ends in {', '.join(READERS)}")
+            raise InputError(f"{file}: expected a file that ends in {', '.join(READERS)}.")
         check_readable(file)
     return files
 
@@ -58,31 +58,33 @@ def _files_of_folder(folder: Path) -> list[Path]:
             names = [entry["filename"] for entry in json.loads((folder / SAVED).read_text(encoding="utf-8"))["_data_files"]]
             return [folder / Path(name).name for name in names]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{folder / SAVED}: is not what save_to_disk writes ({error!r})") from None
+            raise InputError(f"{folder / SAVED}: is not what save_to_disk writes ({error!r}).") from None
     if (folder / SAVED_SPLITS).is_file():
         splits = sorted(str(entry) for entry in folder.iterdir() if entry.is_dir())
-        raise InputError(f"{folder}: holds several splits; name one of them: {', '.join(splits)}")
+        raise InputError(f"{folder}: holds several splits; name one of them: {', '.join(splits)}.")
     for place in (folder, folder / "data"):
         files = sorted(file for file in place.glob("*") if file.suffix in READERS)
         if files:
             splits = sorted({match[1] if (match := SHARD.match(file.stem)) else file.stem for file in files})
             if len(splits) > 1:
                 choices = ", ".join(str(place / f"{split}*") for split in splits)
-                raise InputError(f"{folder}: holds files of several splits; name one of them: {choices}")
+                raise InputError(f"{folder}: holds files of several splits; name one of them: {choices}.")
             return files
-    raise InputError(f"{folder}: is a folder without data files; expected some that end in {', '.join(READERS)}")
+    raise InputError(f"{folder}: is a folder without data files; expected some that end in {', '.join(READERS)}.")
 
 
 def check_readable(path: Path) -> None:
     """InputError unless `path` is a file that can be opened."""
     if path.is_dir():
-        raise InputError(f"{path}: is a folder, expected a data file")
+        raise InputError(f"{path}: is a folder, expected a data file.")
     if not path.exists():
-        raise InputError(f"{path}: no such file")
+        raise InputError(f"{path}: no such file.")
+    if not path.is_file():  # a pipe can be read once only, and waits for a writer
+        raise InputError(f"{path}: is a pipe or device, expected a data file; write its content to one.")
     try:
         path.open("rb").close()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
 # ---------------------------------------------------------------- JSON lines
@@ -94,7 +96,7 @@ def _jsonl_objects(path: Path) -> Iterator[tuple[int, Any]]:
             try:
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError as error:
-                raise InputError(f"{place}: not UTF-8 (byte {error.start + 1} of the line: {error.reason})") from None
+                raise InputError(f"{place}: not UTF-8 (byte {error.start + 1} of the line: {error.reason}).") from None
             if text:
                 yield number, _parse(text, place)
 
@@ -103,11 +105,11 @@ def _parse(text: str, place: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float)
     except json.JSONDecodeError as error:
-        raise InputError(f"{place}: not JSON ({error.msg} at column {error.colno})") from None
+        raise InputError(f"{place}: not JSON ({error.msg} at column {error.colno}).") from None
     except RecursionError:
-        raise InputError(f"{place}: nested too deeply") from None
+        raise InputError(f"{place}: nested too deeply.") from None
     except ValueError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{place}: {error}.") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def _parquet_objects(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a Parquet file ({_first_line(error)})") from None
+        raise InputError(f"{path}: not a Parquet file ({_first_line(error)}).") from None
     with file:
         yield from _table_objects(path, file.schema_arrow.names, file.iter_batches(batch_size=1024))
 
@@ -149,7 +151,7 @@ def _arrow_objects(path: Path) -> Iterator[tuple[int, Any]]:
         try:
             stream = pyarrow.ipc.open_stream(source)
         except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{path}: not an Arrow stream ({_first_line(error)})") from None
+            raise InputError(f"{path}: not an Arrow stream ({_first_line(error)}).") from None
         yield from _table_objects(path, stream.schema.names, iter(stream))
 
 
@@ -158,7 +160,7 @@ def _table_objects(path: Path, names: list[str], batches: Iterator[Any]) -> Iter
     import pyarrow
 
     if len(set(names)) < len(names):
-        raise InputError(f"{path}: two columns have the same name; columns: {', '.join(names)}")
+        raise InputError(f"{path}: two columns have the same name; columns: {', '.join(names)}.")
     number = 0
     while True:
         try:
@@ -166,7 +168,7 @@ def _table_objects(path: Path, names: list[str], batches: Iterator[Any]) -> Iter
         except StopIteration:
             return
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise InputError(f"{path}: cannot be read after row {number} ({_first_line(error)})") from None
+            raise InputError(f"{path}: cannot be read after row {number} ({_first_line(error)}).") from None
         for row in rows:
             number += 1
             yield number, row

@@ -44,7 +44,7 @@ def read_examples(path: str | Path, columns: Mapping[str, str] | None = None) ->
     """
     for key in columns or {}:
         if key not in KEYS:
-            raise InputError(f'data.columns: "{key}" is nothing that an example has{nearest(key, KEYS)}.')
+            raise InputError(f'data.columns: "{key}" is nothing that an example has{nearest(key, KEYS)}')
     examples: list[Example] = []
     seen: dict[str, str] = {}
     for file, unit, number, row in read_rows(path):
@@ -52,13 +52,13 @@ def read_examples(path: str | Path, columns: Mapping[str, str] | None = None) ->
         try:
             example = _example(_renamed(row, columns, place) if columns else row, f"{file.stem}:{number}", place)
         except RecursionError:
-            raise InputError(f"{place}: nested too deeply") from None
+            raise InputError(f"{place}: nested too deeply.") from None
         if example.id in seen:
-            raise InputError(f'{seen[example.id]} and {place} have the same id "{example.id}"; ids must be unique')
+            raise InputError(f'{seen[example.id]} and {place} have the same id "{example.id}"; ids must be unique.')
         seen[example.id] = place
         examples.append(example)
     if not examples:
-        raise InputError(f"{path}: holds no examples")
+        raise InputError(f"{path}: holds no examples.")
     return examples
 
 
@@ -73,7 +73,7 @@ def _renamed(row: Any, columns: Mapping[str, str], place: str) -> Any:
         value: Any = row
         for part in column.split("."):
             if not isinstance(value, dict) or part not in value:
-                raise InputError(f'{place}: there is no column "{column}" for `{key}`{nearest(column, row)}.')
+                raise InputError(f'{place}: there is no column "{column}" for `{key}`{nearest(column, row)}')
             value = value[part]
         renamed[key] = value
     metadata = renamed.get("metadata")
@@ -108,20 +108,20 @@ def fingerprint(path: str | Path) -> str:
 # -------------------------------------------------------------------- schema
 def _example(row: Any, default_id: str, place: str) -> Example:
     if not isinstance(row, dict):
-        raise InputError(f"{place}: expected an object with `prompt` and `answer`, got {_kind(row)}")
+        raise InputError(f"{place}: expected an object with `prompt` and `answer`, got {_kind(row)}.")
     for key in row:
         if key not in KEYS:
             raise InputError(f'{place}: unknown key "{key}"{nearest(key, KEYS)}')
     for key in ("prompt", "answer"):
         if key not in row:
-            raise InputError(f"{place}: `{key}` is missing")
+            raise InputError(f"{place}: `{key}` is missing.")
     for key, value in row.items():
         _check_json(value, key, place)
     metadata, identity, demonstrations = row.get("metadata"), row.get("id"), row.get("demonstrations")
     if metadata is not None and not isinstance(metadata, dict):
-        raise InputError(f"{place}: `metadata` must be an object, got {_kind(metadata)}")
+        raise InputError(f"{place}: `metadata` must be an object, got {_kind(metadata)}.")
     if identity is not None and (not isinstance(identity, str) or not identity):
-        raise InputError(f"{place}: `id` must be a non-empty string, got {_kind(identity)}")
+        raise InputError(f"{place}: `id` must be a non-empty string, got {_kind(identity)}.")
     return Example(
         id=default_id if identity is None else identity,
         prompt=_prompt(row["prompt"], place),
@@ -134,37 +134,37 @@ def _example(row: Any, default_id: str, place: str) -> Example:
 def _prompt(prompt: Any, place: str) -> str | list[dict[str, str]]:
     if isinstance(prompt, str):
         if not prompt.strip():
-            raise InputError(f"{place}: `prompt` is empty")
+            raise InputError(f"{place}: `prompt` is empty.")
         return prompt
     if not isinstance(prompt, list):
-        raise InputError(f"{place}: `prompt` must be a string or a list of messages, got {_kind(prompt)}")
+        raise InputError(f"{place}: `prompt` must be a string or a list of messages, got {_kind(prompt)}.")
     if not prompt:
-        raise InputError(f"{place}: `prompt` is empty")
+        raise InputError(f"{place}: `prompt` is empty.")
     for index, message in enumerate(prompt, start=1):
         where = f"{place}: message {index} of `prompt`"
         if not isinstance(message, dict):
-            raise InputError(f"{where} must be an object with `role` and `content`, got {_kind(message)}")
+            raise InputError(f"{where} must be an object with `role` and `content`, got {_kind(message)}.")
         for key in message:
             if key not in MESSAGE_KEYS:
                 raise InputError(f'{where}: unknown key "{key}"{nearest(key, MESSAGE_KEYS)}')
         for key in MESSAGE_KEYS:
             if key not in message:
-                raise InputError(f"{where}: `{key}` is missing")
+                raise InputError(f"{where}: `{key}` is missing.")
             if not isinstance(message[key], str):
-                raise InputError(f"{where}: `{key}` must be a string, got {_kind(message[key])}")
+                raise InputError(f"{where}: `{key}` must be a string, got {_kind(message[key])}.")
         if not message["role"]:
-            raise InputError(f"{where}: `role` is empty")
+            raise InputError(f"{where}: `role` is empty.")
     if not any(message["content"].strip() for message in prompt):
-        raise InputError(f"{place}: `prompt` is empty: no message has content")
+        raise InputError(f"{place}: `prompt` is empty: no message has content.")
     return prompt
 
 
 def _demonstrations(demonstrations: Any, place: str) -> tuple[str, ...]:
     if not isinstance(demonstrations, list):
-        raise InputError(f"{place}: `demonstrations` must be a list of strings, got {_kind(demonstrations)}")
+        raise InputError(f"{place}: `demonstrations` must be a list of strings, got {_kind(demonstrations)}.")
     for index, text in enumerate(demonstrations, start=1):
         if not isinstance(text, str) or not text:
-            raise InputError(f"{place}: demonstration {index} must be a non-empty string, got {_kind(text)}")
+            raise InputError(f"{place}: demonstration {index} must be a non-empty string, got {_kind(text)}.")
     return tuple(demonstrations)
 
 
@@ -174,10 +174,10 @@ def _check_json(value: Any, where: str, place: str) -> None:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise InputError(f"{place}: `{where}` holds half of a surrogate pair, which is not text") from None
+            raise InputError(f"{place}: `{where}` holds half of a surrogate pair, which is not text.") from None
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise InputError(f"{place}: `{where}` is {value}; expected a finite number or null")
+            raise InputError(f"{place}: `{where}` is {value}; expected a finite number or null.")
     elif isinstance(value, list):
         for item in value:
             _check_json(item, where, place)
@@ -186,7 +186,7 @@ def _check_json(value: Any, where: str, place: str) -> None:
             _check_json(key, where, place)
             _check_json(item, f"{where}.{key}", place)
     elif value is not None and not isinstance(value, (bool, int)):
-        raise InputError(f"{place}: `{where}` holds {_kind(value)}; expected what JSON can hold")
+        raise InputError(f"{place}: `{where}` holds {_kind(value)}; expected what JSON can hold.")
 
 
 def _kind(value: Any) -> str:

@@ -31,4 +31,4 @@ def extract_answer(response: str, format: AnswerFormat) -> str | None:
 
 def check_format(format: str, allowed: tuple[str, ...]) -> None:
     if format not in allowed:
-        raise InputError(f"verifier.args: format {format!r} is not known; expected one of {', '.join(allowed)}")
+        raise InputError(f"verifier.args: `format` is {format!r}; expected one of {', '.join(allowed)}.")

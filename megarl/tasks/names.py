@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?` for the known name that is closest to `name`, else `; known: a, b, c`."""
+    """The end of a sentence: `; did you mean "x"?` for the known name that is closest to `name`, else `; known: a, b, c.`"""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f'; did you mean "{close[0]}"?'
-    return f"; known: {', '.join(known)}" if known else "; none is known"
+    return f"; known: {', '.join(known)}." if known else "; none is known."

@@ -62,12 +62,12 @@ def read_task(example: Example) -> tuple[str, dict[str, Any], dict[str, Any]]:
     place = f'example "{example.id}"'
     name, entry, config = (example.metadata.get(key) for key in ("dataset", "entry", "config"))
     if not isinstance(name, str):
-        raise InputError(f"{place}: reasoning_gym needs `metadata.dataset`, the name of a data set, got {name!r}")
+        raise InputError(f"{place}: reasoning_gym needs `metadata.dataset`, the name of a data set, got {name!r}.")
     check_dataset_name(name, place)
     if not isinstance(entry, dict) or not {"question", "answer", "metadata"} <= entry.keys():
-        raise InputError(f"{place}: reasoning_gym needs `metadata.entry` with `question`, `answer` and `metadata`")
+        raise InputError(f"{place}: reasoning_gym needs `metadata.entry` with `question`, `answer` and `metadata`.")
     if config is not None and not isinstance(config, dict):
-        raise InputError(f"{place}: `metadata.config` must be an object, got {config!r}")
+        raise InputError(f"{place}: `metadata.config` must be an object, got {config!r}.")
     return name, entry, config or {}
 
 
@@ -89,7 +89,7 @@ def check_dataset_name(name: str, place: str) -> None:
         raise InputError(f'{place}: reasoning-gym has no data set "{name}"{nearest(name, set(datasets) - RUNS_CODE)}')
     if name in RUNS_CODE:
         instead = "; use the task and verifier `countdown` instead" if name == "countdown" else ""
-        raise InputError(f'{place}: reasoning-gym\'s "{name}" runs text of answers or data as code and is refused{instead}')
+        raise InputError(f'{place}: reasoning-gym\'s "{name}" runs text of answers or data as code and is refused{instead}.')
 
 
 def create_dataset(name: str, config: dict[str, Any], place: str) -> Any:
@@ -103,14 +103,14 @@ def create_dataset(name: str, config: dict[str, Any], place: str) -> Any:
     try:
         return package.create_dataset(name, **config)
     except Exception as error:  # mostly assertions of the package
-        raise InputError(f'{place}: reasoning-gym\'s "{name}" refuses its settings ({error or type(error).__name__})') from None
+        raise InputError(f'{place}: reasoning-gym\'s "{name}" refuses its settings ({error or type(error).__name__}).') from None
 
 
 def load_package(place: str) -> Any:
     try:
         import reasoning_gym
     except ImportError as error:
-        raise InputError(f"{place}: needs the package reasoning-gym ({error}); install it with pip") from None
+        raise InputError(f"{place}: needs the package reasoning-gym ({error}); install it with pip.") from None
     return reasoning_gym
 
 

@@ -24,7 +24,7 @@ class PromptStream:
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool = True) -> None:
         if not prompts:
-            raise InputError("the data set holds no prompts")
+            raise InputError("the data set holds no prompts.")
         self._prompts = prompts
         self._seed = seed
         self._shuffle = shuffle
@@ -49,7 +49,7 @@ class PromptStream:
         """Raise InputError if `n` prompts cannot be taken at once without repeating one."""
         if n > len(self._prompts):
             raise InputError(
-                f"a step takes {n} prompts (`rollout.prompts_per_step`), but the data set holds {len(self._prompts)}; lower it or add data"
+                f"a step takes {n} prompts (`rollout.prompts_per_step`), but the data set holds {len(self._prompts)}; lower it or add data."
             )
 
     def take(self, n: int) -> list[Prompt]:
@@ -84,26 +84,26 @@ class PromptStream:
         """Go on where `state` was taken. InputError if it belongs to other data, another seed or another order; then nothing changes."""
         missing = [key for key in STATE_KEYS if key not in state]
         if missing:
-            raise InputError(f"the saved data position lacks {', '.join(missing)}: the checkpoint is damaged")
+            raise InputError(f"the saved data position lacks {', '.join(missing)}: the checkpoint is damaged.")
         if state["count"] != len(self._prompts):
             raise InputError(
                 f"the run was started with a data set of {state['count']} prompts, this one has {len(self._prompts)}; "
-                "resume with the same data file and prompt settings"
+                "resume with the same data file and prompt settings."
             )
         if state["fingerprint"] != self._fingerprint:
             raise InputError(
                 f"the run was started with another data set of {state['count']} prompts: their text, tokens or answers differ; "
-                "resume with the same data file, prompt settings and tokenizer"
+                "resume with the same data file, prompt settings and tokenizer."
             )
         for key, now in (("seed", self._seed), ("shuffle", self._shuffle)):
             if state[key] != now:
-                raise InputError(f"the run was started with {key} {state[key]}, the recipe now says {now}; resume with the same")
+                raise InputError(f"the run was started with {key} {state[key]}, the recipe now says {now}; resume with the same.")
         if not (_is_index(state["epoch"]) and _is_index(state["position"], len(self) + 1)):
-            raise InputError(f"the saved data position is epoch {state['epoch']}, prompt {state['position']}: the checkpoint is damaged")
+            raise InputError(f"the saved data position is epoch {state['epoch']}, prompt {state['position']}: the checkpoint is damaged.")
         deferred = state["deferred"]
         damaged = not isinstance(deferred, list) or not all(_is_index(item, len(self)) for item in deferred)
         if damaged or len(set(deferred)) < len(deferred) or not _is_index(state["head"], len(self) + 1 - len(deferred)):
-            raise InputError("the saved data position has an impossible order: the checkpoint is damaged")
+            raise InputError("the saved data position has an impossible order: the checkpoint is damaged.")
         self._start_epoch(state["epoch"], state["head"], list(deferred))
         self._position = state["position"]
 

@@ -47,13 +47,14 @@ def make_verifier(name: str, args: dict[str, Any] | None = None) -> Verifier:
                 raise InputError(f'verifier.args: "{name}" has no argument "{key}"{nearest(key, known)}')
         return make(**args)
     if ":" not in name:
-        hint = nearest(name, BUILTIN).rstrip("?")
-        raise InputError(f'verifier.name: "{name}" is not known{hint}. Or give the import path of your own: package.module:function.')
+        raise InputError(
+            f'verifier.name: "{name}" is not known{nearest(name, BUILTIN)} Your own is named by its import path, package.module:function.'
+        )
     function = _import_function(name)
     try:
         inspect.signature(function).bind("", None, {}, **args)
     except TypeError as error:
-        raise InputError(f"verifier.args: {name} cannot be called as function(response, answer, metadata, **args): {error}") from None
+        raise InputError(f"verifier.args: {name} cannot be called as function(response, answer, metadata, **args): {error}.") from None
     except ValueError:  # a builtin without a signature: the first call will show
         pass
     return lambda response, example: _as_verdict(function(response, example.answer, example.metadata, **args))
@@ -115,17 +116,17 @@ def _is_matrix(rows: Any) -> bool:
 def _import_function(path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise InputError(f'verifier.name: "{path}" is no import path; expected package.module:function')
+        raise InputError(f'verifier.name: "{path}" is no import path; expected package.module:function.')
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise InputError(f'verifier.name: "{path}": no module "{error.name}"; install it or add its folder to PYTHONPATH') from None
+        raise InputError(f'verifier.name: "{path}": no module "{error.name}"; install it or add its folder to PYTHONPATH.') from None
     except (Exception, SystemExit) as error:  # the user's module may fail with anything while it is imported
-        raise InputError(f'verifier.name: "{path}": importing it fails ({type(error).__name__}: {error})') from error
+        raise InputError(f'verifier.name: "{path}": importing it fails ({type(error).__name__}: {error}).') from error
     if not hasattr(module, attribute):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise InputError(f'verifier.name: "{path}": {module_name} has no "{attribute}"{nearest(attribute, functions)}')
     function = getattr(module, attribute)
     if not callable(function):
-        raise InputError(f'verifier.name: "{path}" is a {type(function).__name__}, expected a function')
+        raise InputError(f'verifier.name: "{path}" is a {type(function).__name__}, expected a function.')
     return function

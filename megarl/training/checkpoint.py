@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import queue
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,26 +19,49 @@ _METADATA = {
 }
 
 
-def _state(model: torch.nn.Module, optimizer: Any, is_loading: bool) -> dict[str, Any]:
-    state = {"model": unwrap(model).sharded_state_dict(metadata=_METADATA)}
-    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_METADATA)
+def _state(chunks: Sequence[torch.nn.Module], optimizer: Any, is_loading: bool) -> dict[str, Any]:
+    state = {f"model{i}": unwrap(chunk).sharded_state_dict(metadata=dict(_METADATA)) for i, chunk in enumerate(chunks)}
+    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=dict(_METADATA))
     return state
 
 
-def save(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
+def save(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:
     """Save into an existing, empty folder. A collective of all ranks; complete when it has returned on all of them."""
-    import queue
-
     from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     # Results of a synchronous save are passed within this process. Megatron would start a manager process for them, which imports
     # everything anew and outlives a rank that is killed.
-    filesystem_async._results_queue = queue.Queue()
-    dist_checkpointing.save(_state(model, optimizer, is_loading=False), folder)
+    _pass_results_by(queue.Queue())
+    dist_checkpointing.save(_state(chunks, optimizer, is_loading=False), folder)
 
 
-def load(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
+def begin_save(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> Any:
+    """Start to save the present state into an existing, empty folder while training goes on. A collective of all ranks.
+
+    What it returns is for `finish_save`. Until that has returned on all ranks the folder is no checkpoint, and `load` refuses it.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+
+    # The writer is a fork of this process: it sees the weights of this moment, and its end of the queue.
+    _pass_results_by(multiprocessing.get_context("fork").Queue())
+    pending = AsyncCallsQueue()
+    pending.schedule_async_request(dist_checkpointing.save(_state(chunks, optimizer, is_loading=False), folder, async_sharded_save=True))
+    return pending
+
+
+def finish_save(pending: Any) -> None:
+    """Wait until what `begin_save` started is a whole checkpoint. A collective of all ranks; raises where the writing failed."""
+    pending.maybe_finalize_async_calls(blocking=True)
+
+
+def _pass_results_by(results: Any) -> None:
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    filesystem_async._results_queue = results
+
+
+def load(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:
     """Load what `save` wrote, whatever the layout was then. A collective of all ranks.
 
     Missing or unexpected entries raise: an optimizer moment that is left at zero would go unnoticed.
@@ -43,7 +69,8 @@ def load(model: torch.nn.Module, optimizer: Any, folder: str) -> None:
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
-    state = dist_checkpointing.load(_state(model, optimizer, is_loading=True), folder, strict=StrictHandling.RAISE_ALL)
-    unwrap(model).load_state_dict(state["model"])
+    state = dist_checkpointing.load(_state(chunks, optimizer, is_loading=True), folder, strict=StrictHandling.RAISE_ALL)
+    for i, chunk in enumerate(chunks):
+        unwrap(chunk).load_state_dict(state[f"model{i}"])
     with torch.no_grad():
         optimizer.load_state_dict(state["optimizer"])

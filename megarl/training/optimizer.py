@@ -41,6 +41,7 @@ def build_optimizer(settings: Optimizer, bf16: bool, model_chunks: list):
             bf16=bf16,
             params_dtype=torch.bfloat16 if bf16 else torch.float32,
             use_distributed_optimizer=settings.distributed,
+            overlap_param_gather=settings.overlap,
         ),
         model_chunks,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +26,34 @@ class RankConfig:
     shape: ModelShape
     pad_vocab_to: int
     layout: Layout
+    packing: bool
+    recompute: str
     bf16: bool
     optimizer: Optimizer
     objective: dict[str, Any]
     temperature: float
     seed: int
     threads: int | None
+    logprob_chunk_tokens: int | None = None
+
+    def plan(self, sequences: Sequences, rows: Sequence[int], *, max_tokens: int, units: Sequence[Sequence[int]] | None = None) -> Plan:
+        """Micro-batches of `rows` on this layout; see `plan_micro_batches`."""
+        from megarl.training.batching import length_multiple, plan_micro_batches, row_cost
+
+        layout = self.layout
+        return plan_micro_batches(
+            sequences.lengths,
+            rows,
+            ranks=layout.data,
+            max_tokens=max_tokens,
+            multiple=length_multiple(tensor=layout.tensor, sequence_parallel=layout.sequence_parallel, context=layout.context),
+            same_shape=layout.pipeline > 1,
+            units=units,
+            costs=row_cost(sequences.lengths, self.shape),
+            packed=self.packing,
+            context=layout.context,
+            count_multiple=layout.pipeline if layout.virtual_pipeline > 1 else 1,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,42 +88,48 @@ class TrainingRank:
         return host, free_port(host)
 
     def start(self, host: str, port: int) -> bool:
-        """Join the other ranks, build this rank's stage, load its weights, make its optimizer."""
+        """Join the other ranks, then `build`."""
         from megarl import platform
         from megarl.training import parallel
 
-        config, layout = self.config, self.config.layout
-        if config.threads is not None:
-            platform.use_threads(config.threads)
-        parallel.initialize(self.rank, layout.world_size, host, port, tensor=layout.tensor, pipeline=layout.pipeline, seed=config.seed)
+        if self.config.threads is not None:
+            platform.use_threads(self.config.threads)
+        platform.prepare_megatron()
+        parallel.join(self.rank, self.config.layout.world_size, host, port)
+        return self.build()
+
+    def build(self) -> bool:
+        """Build this rank's stage, load its weights, make its optimizer. The ranks have joined each other."""
+        from megarl.training import parallel
+
+        config = self.config
+        parallel.initialize(config.layout, config.seed)
         from megatron.core import parallel_state
 
         from megarl.models.hf_tensors import HFTensors
         from megarl.models.hf_weights import HFExporter, load_hf_weights
-        from megarl.models.policy import ParallelLayout, build_policy
+        from megarl.models.policy import build_policy
         from megarl.objectives import make_objective
         from megarl.training.optimizer import build_optimizer
         from megarl.training.step import wrap_for_training
 
-        parallel_layout = ParallelLayout(layout.tensor, layout.pipeline, layout.sequence_parallel, config.bf16)
         tensors = HFTensors(config.model_path)
 
         def build():
-            stage = build_policy(config.shape, parallel_layout, config.pad_vocab_to)
-            load_hf_weights(stage, config.shape, tensors)
-            return stage
+            chunks = build_policy(config.shape, config.layout, config.pad_vocab_to, bf16=config.bf16, recompute=config.recompute)
+            load_hf_weights(chunks, config.shape, tensors)
+            return chunks
 
-        stage = build()
+        chunks = build()
         self.objective = make_objective(config.objective)
         # Always the weights of the model's folder, also in a resumed run: the anchor of a KL term must not move.
         self.reference = build() if "ref_logp" in self.objective.needs else None
-        self.model = wrap_for_training(stage, distributed_optimizer=config.optimizer.distributed)
-        self.optimizer = build_optimizer(config.optimizer, config.bf16, [self.model])
+        self.model = wrap_for_training(chunks, config.optimizer)
+        self.optimizer = build_optimizer(config.optimizer, config.bf16, self.model)
         self.exporter = HFExporter(self.model, config.shape)
-        self.last_stage = parallel_state.is_pipeline_last_stage()
-        self.data_rank = parallel_state.get_data_parallel_rank()
-        self.reports = self.last_stage and parallel_state.get_tensor_model_parallel_rank() == 0
+        self.reports = parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
         self.sender: Any = None
+        self.pending_save: Any = None
         return True
 
     # ------------------------------------------------------------------ passes
@@ -109,10 +137,17 @@ class TrainingRank:
     def _run(self, model, sequences: Sequences, plan: Plan, loss, *, entropy: bool = False, collision: bool = False) -> Iterable[dict]:
         from megarl.training.step import run_micro_batches
 
-        wanted = {"entropy": entropy, "collision": collision}
         config = self.config
         return run_micro_batches(
-            model, sequences, plan, temperature=config.temperature, vocab_size=config.shape.vocab_size, loss=loss, **wanted
+            model,
+            sequences,
+            plan,
+            temperature=config.temperature,
+            vocab_size=config.shape.vocab_size,
+            loss=loss,
+            entropy=entropy,
+            collision=collision,
+            chunk_tokens=config.logprob_chunk_tokens,
         )
 
     def logprobs(self, sequences: Sequences, plan: Plan, role: str = "policy") -> dict[str, np.ndarray] | None:
@@ -138,17 +173,19 @@ class TrainingRank:
         from megarl import platform
         from megarl.objectives.taxonomy import token_kinds
         from megarl.training.optimizer import optimizer_step
+        from megarl.training.step import sum_over_context
 
         objective = self.objective.at(settings.step, settings.entropy)
         update = update.to(platform.device())
         whole = self._whole_scalars(objective, sequences, update, plan) if settings.prepass else None
-        self.model.zero_grad_buffer()
+        for chunk in self.model:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
 
         def loss(outputs):
             index, logp = outputs.token_index, outputs.logp.detach()
             scalars = whole
-            if scalars is None and (sums := objective.scalars(update, index, logp)) is not None:
+            if scalars is None and (sums := sum_over_context(objective.scalars(update, index, logp))) is not None:
                 scalars = objective.finish_scalars(update, sums)
             result = objective.loss(update, index, outputs.logp, entropy=outputs.entropy, scalars=scalars)
             metrics = dict(result.metrics) | {"loss": (result.loss.detach(), 1.0)}
@@ -156,7 +193,7 @@ class TrainingRank:
                 metrics |= mismatch(update, index, logp, settings.mismatch_tokens)
             if settings.token_kinds:
                 advantage = objective.coefficients(update, scalars, index)
-                metrics |= token_kinds(advantage, logp, outputs.entropy.detach(), outputs.collision, outputs.plogp_squares)
+                metrics |= token_kinds(advantage, logp, outputs.entropy.detach(), outputs.collision, outputs.collision_log)
             return result.loss + outputs.anchor, metrics
 
         wanted = {"entropy": objective.uses_entropy or settings.token_kinds, "collision": settings.token_kinds}
@@ -209,8 +246,9 @@ class TrainingRank:
         self.sender.connect(host, port, world_size)
 
     def send_weights(self, manifest: Manifest) -> None:
-        """Stream the weights to the engines. The ranks of the first model replica take part; the others return at once."""
-        if self.data_rank != 0:
+        """Stream the weights to the engines. The ranks of the first copy of the model take part; the others return at once."""
+        self.complete_weights()
+        if not self.exporter.takes_part:
             return
         if self.rank == 0:
             self.sender.send(manifest, self.exporter.stream())
@@ -220,7 +258,8 @@ class TrainingRank:
 
     def export(self, folder: str) -> None:
         """Write the weights as a Hugging Face folder, with the configuration and tokenizer of the model's own folder."""
-        if self.data_rank != 0:
+        self.complete_weights()
+        if not self.exporter.takes_part:
             return
         from megarl.models.hf_folder import write_hf_folder
 
@@ -234,7 +273,21 @@ class TrainingRank:
         """Weights and optimizer state into `folder`, which exists."""
         from megarl.training.checkpoint import save
 
+        self.complete_weights()
         save(self.model, self.optimizer, folder)
+
+    def begin_save(self, folder: str) -> None:
+        """Start to save the present state; training may go on. `finish_save` must follow."""
+        from megarl.training.checkpoint import begin_save
+
+        self.complete_weights()
+        self.pending_save = begin_save(self.model, self.optimizer, folder)
+
+    def finish_save(self) -> None:
+        """Wait until the save that was begun is complete."""
+        from megarl.training.checkpoint import finish_save
+
+        finish_save(self.pending_save)
 
     def load(self, folder: str) -> None:
         """Weights and optimizer state from `folder`. Raises InputError if it is damaged or of another model."""
@@ -251,8 +304,19 @@ class TrainingRank:
 
     def gradients(self) -> dict[str, np.ndarray] | None:
         """The last update's gradients under their Hugging Face names, from rank 0. Clipping has scaled them in place, unless it is off."""
+        from megarl.training.step import complete_gradients
+
+        complete_gradients(self.model)
+        if not self.exporter.takes_part:
+            return None
         exported = {name: tensor.float().cpu().numpy().copy() for name, tensor in self.exporter.stream(lambda p: p.main_grad)}
         return exported if self.rank == 0 else None
+
+    def complete_weights(self) -> None:
+        """Gather the weights that an overlapped optimizer has left for the next forward pass."""
+        from megarl.training.step import complete_weights
+
+        complete_weights(self.model)
 
 
 def mismatch(update: Update, token_index, logp, tokens: int) -> dict[str, tuple[float, float]]:

@@ -15,7 +15,7 @@ from megarl.models.hf_tensors import check_weights
 from megarl.objectives import Update
 from megarl.platform.device import rank_environment, rank_resources
 from megarl.sync.manifest import Manifest
-from megarl.training.batching import Plan, plan_micro_batches
+from megarl.training.batching import Plan
 from megarl.training.rank import RankConfig, TrainingRank, UpdateSettings, merge_metrics
 from megarl.training.sequences import Sequences
 
@@ -58,16 +58,7 @@ class Trainer:
 
     def plan(self, sequences: Sequences, rows: Sequence[int], units: Sequence[Sequence[int]] | None = None) -> Plan:
         """Micro-batches of `rows` on this trainer's layout."""
-        layout = self.config.layout
-        return plan_micro_batches(
-            sequences.lengths,
-            rows,
-            ranks=layout.data,
-            max_tokens=self.max_tokens,
-            multiple=layout.tensor if layout.sequence_parallel else 1,
-            same_shape=layout.pipeline > 1,
-            units=units,
-        )
+        return self.config.plan(sequences, rows, max_tokens=self.max_tokens, units=units)
 
     def logprobs(self, sequences: Sequences, role: str = "policy", rows: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Log-probs and entropies [T] of the response tokens, by the policy's present weights or by the `reference`.
@@ -112,6 +103,13 @@ class Trainer:
     def save(self, folder: str) -> None:
         """Weights and optimizer state into an existing, empty folder."""
         self._all("save", folder)
+
+    def begin_save(self, folder: str) -> None:
+        """Start to save the present state and go on; it is a checkpoint once `finish_save` has returned."""
+        self._all("begin_save", folder)
+
+    def finish_save(self) -> None:
+        self._all("finish_save")
 
     def load(self, folder: str) -> None:
         self._all("load", folder)
@@ -163,17 +161,20 @@ def rank_config(
 ) -> RankConfig:
     """The ranks' configuration from recipe sections, checked against the model. InputError if the layout does not fit it."""
     shape = read_model_shape(model_path)
-    check_layout(shape, tensor=training.layout.tensor, pipeline=training.layout.pipeline, source=model_path)
+    check_layout(shape, training.layout, source=model_path)
     check_weights(model_path, shape)
     return RankConfig(
         model_path=model_path,
         shape=shape,
         pad_vocab_to=pad_vocab_to,
         layout=training.layout,
+        packing=training.packing,
+        recompute=training.recompute,
         bf16=training.precision == "bf16",
         optimizer=training.optimizer,
         objective=objective,
         temperature=temperature,
         seed=seed,
         threads=training.threads_per_rank,
+        logprob_chunk_tokens=training.logprob_chunk_tokens,
     )

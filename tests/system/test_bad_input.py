@@ -61,10 +61,50 @@ def test_data(settings, tmp_path, capsys, key, content, said):
         ({"evaluation.temperature": 3}, ["evaluation.temperature"]),
         ({"seed": 2**63}, ["seed"]),
         ({"training.steps": "many"}, ["training.steps"]),
+        ({"rollout.tensor_parallel": 2}, ["rollout.tensor_parallel = 2", "rollout.engines"]),
+        ({"evaluation.k": "[]"}, ["evaluation.k", "not empty"]),
+        ({"evaluation.k": "[8, 8]"}, ["`k` holds 8 twice"]),
+        ({"objective.clip_high": -1}, ["--set: objective: `clip_high` is -1"]),
+        ({"verifier.args.format": "xml"}, ["--set: verifier.args: `format` is 'xml'"]),
     ],
 )
 def test_recipe(settings, tmp_path, capsys, changes, said):
     refused(settings | changes, tmp_path, capsys, *said)
+
+
+def test_parameters_of_objective_and_verifier_are_refused_with_their_line(settings, tmp_path, capsys):
+    recipe = tmp_path / "mine.yaml"
+    for line, said in (("objective: {clip_hi: 0.2}", "`clip_hi`"), ("verifier: {args: {fromat: plain}}", "fromat")):
+        recipe.write_text(f"base: {QUICKSTART}\n\n{line}\n")
+        refused(settings, tmp_path, capsys, f"error: {recipe}:3: ", said, recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("model.safetensors", b"\x00\x10", ["model.safetensors", "cannot be read as safetensors"]),
+        ("model.safetensors.index.json", b'{"weight_map": {"model.norm.weight": "gone.safetensors"}}', ["gone.safetensors"]),
+        ("model.safetensors.index.json", b'{"weight_map": {"model.norm.weight": 3}}', ["files that are not there: 3"]),
+        ("tokenizer.json", b"[]", ["tokenizer.json: invalid type: sequence"]),
+        ("tokenizer_config.json", b"{", ["tokenizer_config.json: Expecting property name"]),
+        ("generation_config.json", b'{"eos_token_id": [1, 32]}', ["generation_config.json", "`eos_token_id` 32", "`vocab_size` is 32"]),
+        ("generation_config.json", b"\xff", ["generation_config.json", "not JSON"]),
+        ("config.json", b"{", ["config.json", "JSON"]),
+    ],
+)
+def test_a_damaged_model_folder(settings, tmp_path, capsys, name, content, said):
+    shutil.copytree(settings["model.path"], tmp_path / "model")
+    (tmp_path / "model" / name).write_bytes(content)
+    refused(settings | {"model.path": tmp_path / "model"}, tmp_path, capsys, str(tmp_path / "model"), *said)
+
+
+def test_a_demonstration_that_the_warm_up_cannot_use(settings, tmp_path, capsys):
+    data = tmp_path / "bad.jsonl"
+    recipe = QUICKSTART.with_name("quickstart_sft.yaml")
+    chosen = {"model.path": settings["model.path"], "data.train": data}
+    for text, said in (("1+x", "refuses its demonstration '1+x'"), ("1+" * 100, "128 positions")):
+        data.write_text(json.dumps({"prompt": "1 2 3=6:", "answer": 6, "demonstrations": ["1+2+3", text]}) + "\n")
+        refused(chosen, tmp_path, capsys, 'example "bad:1"', said, recipe=recipe, command="sft")
 
 
 def test_a_model_folder_without_weights(settings, tmp_path, capsys):
@@ -85,11 +125,12 @@ def test_command_line(arguments):
     assert "Traceback" not in said and said.strip()
 
 
-def refused(settings, tmp_path, capsys, *said):
+def refused(settings, tmp_path, capsys, *said, recipe=QUICKSTART, command="train"):
     before = sorted(tmp_path.rglob("*"))
-    assert main(["train", str(QUICKSTART), *overrides({"output": tmp_path / "run", **settings})]) == 2
+    assert main([command, str(recipe), *overrides({"output": tmp_path / "run", **settings})]) == 2
     message = capsys.readouterr().err
     assert "Traceback" not in message and message.startswith("megarl: error: ")
+    assert message.endswith((".\n", "?\n"))
     for text in said:
         assert str(text) in message, message
     assert sorted(tmp_path.rglob("*")) == before

@@ -169,6 +169,41 @@ def test_a_stopped_run_leaves_no_process_and_goes_on_as_if_it_had_not_been(run, 
     assert rows(folder) == rows(run)
 
 
+def read_until(process, text):
+    """What the process says, up to the line with `text`."""
+    said = ""
+    for line in process.stdout:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(said)
+
+
+@pytest.mark.parametrize("number, when", [(signal.SIGTERM, "ready"), (signal.SIGINT, "training ranks up")])
+def test_a_second_signal_ends_it_at_once(tmp_path, settings, home, number, when):
+    """Neither the step (of many prompts) nor the wait for the engines comes to its end."""
+    folder = tmp_path / "cut"
+    process = start(folder, settings | {"rollout.prompts_per_step": 2048, "evaluation.every": 0}, home)
+    for text in (when, "once more: at once", "stopping at once"):
+        read_until(process, text)
+        if text != "stopping at once":
+            process.send_signal(number)
+    output, _ = process.communicate()
+    assert (process.returncode, output) == (128 + number, "megarl: interrupted\n")
+    assert not rows(folder) and not list((folder / "checkpoints").iterdir())
+    assert_nothing_runs(home)
+
+
+def test_of_two_runs_started_at_once_in_one_folder_one_goes_on(tmp_path, settings, home):
+    folder = tmp_path / "shared"
+    both = [start(folder, settings | {"training.steps": 1, "evaluation.every": 0}, home) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], outputs
+    refused = next(output for output, process in zip(outputs, both, strict=True) if process.returncode == 2)
+    assert "Traceback" not in refused and "use another `output`" in refused
+    assert len(rows(folder)) == 1
+
+
 def test_a_run_killed_before_its_first_checkpoint_starts_over(run, tmp_path, settings, home):
     folder = tmp_path / "early"
     process = start(folder, settings, home)
@@ -182,7 +217,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(run, tmp_path, set
 
 def test_resume_refuses_another_run(run, settings, tmp_path):
     said = train(run, settings | {"seed": 5}, "--resume", check=2).stderr
-    assert "seed was 0, is 5" in said and "Traceback" not in said
+    assert "seed 0 -> 5" in said and "Traceback" not in said
     assert "no such run folder" in train(tmp_path / "none", settings, "--resume", check=2).stderr
 
 

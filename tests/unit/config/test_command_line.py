@@ -98,6 +98,31 @@ def test_bad_input_in_each_command(minimal, arguments, capsys):
     assert captured.out == "" and captured.err.startswith("megarl: error: ")
 
 
+@pytest.mark.parametrize("command", [["train"], ["eval", "--model", "m"]])
+def test_the_first_line_comes_before_the_imports(stub, minimal, capsys, command):
+    seen = []
+    stub(
+        {"train": "megarl.loop.train", "eval": "megarl.loop.evaluate"}[command[0]],
+        "run",
+        lambda *_: seen.append(capsys.readouterr().out) or 0,
+    )
+    assert cli.main([command[0], minimal, *command[1:]]) == 0
+    assert seen[0].endswith("s  reading what minimal.yaml names\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("verifier.name=countdwn", '--set: verifier.name: "countdwn" is not known; did you mean "countdown"?'),
+        ("verifier.args={fromat: 1}", '--set: verifier.args: "countdown" has no argument "fromat"; did you mean "format"?'),
+    ],
+)
+def test_show_checks_a_verifier_by_name(minimal, capsys, setting, said):
+    assert cli.main(["show", minimal, "--set", setting]) == 2
+    assert said in capsys.readouterr().err
+    assert cli.main(["show", minimal, "--set", "verifier.name=my.own:function"]) == 0  # importing it would run its code
+
+
 def test_show(minimal, capsys):
     assert cli.main(["show", minimal, "--set", "seed=4"]) == 0
     assert capsys.readouterr().out.startswith("seed: 4 ")

@@ -65,20 +65,23 @@ def test_unknown_keys_name_the_nearest_known_one(write, minimal, key, suggestion
         ("data.evaluation.x=3", "data.evaluation.x: expected text (not empty), given 3"),
         ("data.evaluation.x=", "data.evaluation.x: expected text (not empty), given nothing"),
         ("output=''", "output: expected text (not empty), given the text ''"),
+        ("seed.x=1", "seed: expected integer >= 0, < 4294967296, given a mapping"),
+        ("evaluation.k=[]", "evaluation.k: expected list of integer >= 1 (not empty), given an empty list"),
+        ("evaluation.k=[1, 8, 1]", "evaluation: `k` holds 1 twice (`k`: --set)"),
         ("evaluation.k=[1, x]", "evaluation.k[1]: expected integer >= 1, given the text 'x'"),
         ("rollout.kv_cache_mib=0", "rollout.kv_cache_mib: expected integer >= 1 or null, given 0"),
         ("objective=grpo", "objective: expected mapping, given the text 'grpo'"),
         ("objective.name=3", "objective.name: expected the name of an objective, given 3"),
-        ("verifier.args=[]", "verifier.args: expected mapping, given a list"),
+        ("verifier.args=[]", "verifier.args: expected mapping, given an empty list"),
     ],
 )
 def test_wrong_values_name_what_was_expected_and_given(minimal, setting, expected):
-    assert refusal(minimal, setting) == f"--set: {expected}"
+    assert refusal(minimal, setting) == f"--set: {expected}."
 
 
 def test_wrong_values_in_a_file_name_its_line(write, minimal_text):
     name = write("x.yaml", minimal_text.replace("{steps: 5}", "\n  epochs: 2\n  steps:\n    many\n"))
-    assert refusal(name) == "x.yaml:8: training.steps: expected integer >= 1, given the text 'many'"
+    assert refusal(name) == "x.yaml:8: training.steps: expected integer >= 1, given the text 'many'."
 
 
 def test_a_mistake_in_a_base_names_the_base(write, minimal_text):
@@ -116,7 +119,7 @@ def test_keys_that_contradict_each_other_name_their_sources(write, minimal):
     assert "`rollout.prompts_per_step` must be a multiple of `training.minibatches`" in message
     assert "`rollout.prompts_per_step`: x.yaml:2, `training.minibatches`: --set" in message
     message = refusal(minimal, "training.layout.sequence_parallel=true")
-    assert message == "--set: training.layout: `sequence_parallel` needs `tensor` > 1 (`sequence_parallel`: --set, `tensor`: default)"
+    assert message == "--set: training.layout: `sequence_parallel` needs `tensor` > 1 (`sequence_parallel`: --set, `tensor`: default)."
     assert "pass@16" in refusal(minimal, "evaluation.k=[16]")
     assert "`training.old_logprobs`" in refusal(minimal, "rollout.overlap_training=true")
 
@@ -130,13 +133,13 @@ def test_all_mistakes_are_reported_in_order(write, minimal_text):
 
 def test_duplicate_keys_name_both_lines(write, minimal_text):
     message = refusal(write("x.yaml", minimal_text.replace("{steps: 5}", "\n  steps: 5\n  epochs: 1\n  'steps': 6")))
-    assert message == "x.yaml:9: duplicate key `steps`: the first is on line 7"
+    assert message == "x.yaml:9: duplicate key `steps`: the first is on line 7."
 
 
 def test_base_in_a_circle(write):
     write("a.yaml", "seed: 1\nbase: b.yaml\n")
     write("b.yaml", "base: ./a.yaml\n")
-    assert refusal("a.yaml") == "b.yaml:1: base: `base` goes in a circle: a.yaml -> b.yaml -> a.yaml"
+    assert refusal("a.yaml") == "b.yaml:1: base: `base` goes in a circle: a.yaml -> b.yaml -> a.yaml."
 
 
 @pytest.mark.parametrize("value", ["[a.yaml]", "", "3", "''"])
@@ -201,7 +204,7 @@ def test_paths_that_are_no_files(write, tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 def test_files_that_may_not_be_read(minimal):
     os.chmod(minimal, 0)
-    assert refusal(minimal) == "minimal.yaml: cannot be read: Permission denied"
+    assert refusal(minimal) == "minimal.yaml: cannot be read: Permission denied."
 
 
 @pytest.mark.parametrize("setting", ["seed", "=3", "training..steps=3", ".seed=3", "seed =3", ""])
@@ -210,10 +213,33 @@ def test_overrides_that_are_no_assignments(minimal, setting):
 
 
 def test_overrides_with_bad_values(minimal):
-    assert "(in `seed=[1`" in refusal(minimal, "seed=[1")
-    assert refusal(minimal, "objective={a: 1, a: 2}") == "--set: objective: duplicate key `a`: twice in it"
+    assert "The value of `seed=[1` is read as YAML" in refusal(minimal, "seed=[1")
+    assert refusal(minimal, "objective={a: 1, a: 2}") == "--set: objective: duplicate key `a`: twice in it."
     assert "can only be set in a file" in refusal(minimal, "base=x.yaml")
 
 
 def test_a_recipe_of_the_other_kind_is_recognised(minimal):
     assert "unknown key `objective`: it belongs to recipes of `megarl train`" in refusal(minimal, kind=SftRecipe)
+
+
+@pytest.mark.parametrize(
+    ("section", "message", "place"),
+    [
+        ("objective", "unknown parameter `clip_hi` of objective `grpo`; did you mean `clip_high`?", "x.yaml:6: objective: "),
+        ("objective", "objective `grpo` takes no parameter `eta`", "--set: "),
+        ("objective", "`coef` is -1; expected a number >= 0", "x.yaml:8: objective: "),
+        ("objective", "`kl` lacks `where`", "x.yaml:8: objective: "),
+        ("objective", "unknown objective `grpoo`", "x.yaml:5: objective: "),
+        ("verifier", 'verifier.args: "countdown" has no argument "fromat"', "base.yaml:5: "),
+        ("verifier", "verifier.args: f() got an unexpected keyword argument 'fromat'", "base.yaml:5: "),
+        ("verifier", 'verifier.name: "countdwn" is not known', "base.yaml:4: "),
+    ],
+)
+def test_what_another_room_refuses_gets_its_place(write, section, message, place):
+    """A parameter of the objective or verifier is checked where it is used; the message still names file and line, or --set."""
+    write("base.yaml", "model: {path: m}\ndata: {train: t}\nverifier:\n  name: countdown\n  args: {fromat: 1}\ntraining: {steps: 5}\n")
+    text = "base: base.yaml\noutput: o\n\nobjective:\n  name: grpo\n  clip_hi: 1\n  kl:\n    coef: -1\n"
+    loaded = load_recipe(write("x.yaml", text), ["objective.eta=1"])
+    with pytest.raises(InputError) as caught, loaded.naming(section):
+        raise InputError(message)
+    assert str(caught.value) == place + message.removesuffix(".") + ("" if message.endswith("?") else ".")

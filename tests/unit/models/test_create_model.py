@@ -31,7 +31,7 @@ def test_shape(folder):
     assert config["rope_parameters"]["rope_theta"] == 10000.0
     generation = json.loads((folder / "generation_config.json").read_text())
     assert (generation["eos_token_id"], generation["pad_token_id"]) == (1, 0)
-    assert eos_token_ids(folder) == (1,)
+    assert eos_token_ids(folder, 32) == (1,)
 
 
 def test_any_tool_can_load_and_run_it(folder):

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from megarl.config.recipe import Layout
 from megarl.errors import InputError
-from megarl.models.hf_config import check_layout, read_model_shape
+from megarl.models.hf_config import Experts, check_layout, read_model_shape
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -17,6 +18,8 @@ QWEN3 = {
     "tie_word_embeddings": True,
     "rope_theta": 5000.0,
 }
+
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 
 
 def folder(tmp_path, **changes):
@@ -81,13 +84,59 @@ def test_missing_and_damaged_folders(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tensor, pipeline, said",
-    [(3, 1, r"tensor = 3 .* 8 attention heads .* 1, 2\."), (4, 1, "2 key-value heads"), (1, 4, r"6 layers .* 1, 2, 3, 6\.")],
+    "layout, said",
+    [
+        ({"tensor": 3}, r"layout\.tensor = 3 .* 8 attention heads .* 1, 2\."),
+        ({"tensor": 4}, "2 key-value heads"),
+        ({"pipeline": 4}, r"6 layers .* 1, 2, 3, 6\."),
+        ({"pipeline": 2, "virtual_pipeline": 2}, r"virtual_pipeline = 2 .* 3 layers per stage .* 1, 3\."),
+        ({"data": 2, "expert": 2}, "expert = 2, but m is a dense model"),
+        ({"data": 2, "expert_tensor": 2}, "expert_tensor = 2, but m is a dense model"),
+    ],
 )
-def test_layouts_that_do_not_divide_the_model(tmp_path, tensor, pipeline, said):
+def test_layouts_that_do_not_divide_the_model(tmp_path, layout, said):
     with pytest.raises(InputError, match=said):
-        check_layout(read_model_shape(folder(tmp_path)), tensor=tensor, pipeline=pipeline, source="m")
+        check_layout(read_model_shape(folder(tmp_path)), Layout(**layout), source="m")
+
+
+@pytest.mark.parametrize(
+    "layout, said",
+    [
+        ({"tensor": 2}, "tensor = 2 with the experts of m needs sequence_parallel"),
+        ({"data": 8, "expert": 8}, r"expert = 8 .* 4 experts .* 1, 2, 4\."),
+        ({"data": 64, "expert_tensor": 64}, "expert_tensor = 64 .* 48 FFN width of an expert"),
+    ],
+)
+def test_layouts_that_do_not_divide_the_experts(tmp_path, layout, said):
+    with pytest.raises(InputError, match=said):
+        check_layout(read_model_shape(folder(tmp_path, **EXPERTS)), Layout(**layout), source="m")
 
 
 def test_layouts_that_do(tmp_path):
-    check_layout(read_model_shape(folder(tmp_path)), tensor=2, pipeline=3, source="m")
+    dense, experts = read_model_shape(folder(tmp_path)), read_model_shape(folder(tmp_path, **EXPERTS))
+    for layout in ({"tensor": 2, "pipeline": 3}, {"pipeline": 2, "virtual_pipeline": 3}, {"context": 4, "data": 2}):
+        check_layout(dense, Layout(**layout), source="m")
+    for layout in ({"tensor": 2, "sequence_parallel": True, "expert": 2}, {"data": 8, "expert": 4, "expert_tensor": 2}):
+        check_layout(experts, Layout(**layout), source="m")
+
+
+@pytest.mark.parametrize("number", ["num_experts", "num_local_experts"])
+def test_experts(tmp_path, number):
+    shape = read_model_shape(folder(tmp_path, **(EXPERTS | {"num_experts": None, number: 4})))
+    assert shape.experts == Experts(number=4, per_token=2, ffn=48, normalize=True)
+    assert read_model_shape(folder(tmp_path)).experts is None
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"num_experts": None}, "lacks num_experts"),
+        ({"num_experts_per_tok": 5}, "at most the 4 experts"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
+    ],
+)
+def test_experts_that_are_not_supported(tmp_path, changes, said):
+    with pytest.raises(InputError, match=said):
+        read_model_shape(folder(tmp_path, **(EXPERTS | changes)))

@@ -8,6 +8,7 @@ from megarl.errors import InputError
 from megarl.models.hf_config import read_model_shape
 from megarl.models.hf_folder import write_hf_folder
 from megarl.models.hf_tensors import HFTensors, check_weights, hf_shapes
+from tests.unit.models.test_hf_config import EXPERTS
 from tests.unit.models.test_hf_config import folder as config_folder
 
 
@@ -29,6 +30,15 @@ def test_the_names_and_shapes_are_those_of_transformers(tmp_path, family, tied):
     path = config_folder(tmp_path, model_type=family, tie_word_embeddings=tied, head_dim=None if family == "qwen2" else 16)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == hf_shapes(read_model_shape(path))
+
+
+def test_the_names_and_shapes_of_experts_are_those_that_transformers_writes(tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = config_folder(tmp_path, **EXPERTS)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).save_pretrained(path)
+    check_weights(path, read_model_shape(path))
+    assert set(HFTensors(path).files) == set(hf_shapes(read_model_shape(path)))
 
 
 def test_no_weights(tmp_path):

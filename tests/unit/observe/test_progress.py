@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from megarl.observe import progress
 from megarl.observe.metrics import MetricsWriter, read_metrics
 from megarl.observe.progress import Progress
 
@@ -83,6 +84,14 @@ def test_a_stage_tells_the_seconds_since_the_start():
     stream = Stream()
     Progress(60, stream).stage("starting 1 engine ...")
     assert re.fullmatch(r" +\d+\.\ds  starting 1 engine \.\.\.\n", stream.getvalue())
+
+
+def test_seconds_count_from_the_commands_first_line(capsys, monkeypatch):
+    progress.begin("reading")
+    monkeypatch.setattr(progress, "_began", progress._began - 100)
+    Progress(60).stage("starting")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "   0.0s  reading" and re.fullmatch(r" 100\.\ds  starting", second)
 
 
 def test_time_left_follows_the_recent_steps():

@@ -39,6 +39,28 @@ def test_create_refuses_a_folder_with_anything_in_it_and_leaves_it_alone(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_a_new_run_whose_input_is_wrong_leaves_nothing(tmp_path):
+    with pytest.raises(InputError, match="does not fit"), RunFolder.create(tmp_path / "run") as folder:
+        folder.write_recipe("seed: 1")
+        with MetricsWriter(folder):
+            raise InputError("does not fit")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [InputError("line 7"), RuntimeError("died")])
+def test_what_was_recorded_stays(tmp_path, error):
+    with pytest.raises(type(error)), RunFolder.create(tmp_path / "run") as folder:
+        folder.write_recipe("seed: 1")
+        with MetricsWriter(folder) as writer:
+            if isinstance(error, InputError):
+                writer.write(0, {"eval/pass@1": 0.5})
+            raise error
+    assert folder.recipe.exists()
+    with pytest.raises(InputError), RunFolder.open(folder.path):
+        raise InputError("another seed")
+    assert folder.recipe.exists()
+
+
 def test_create_refuses_a_file_and_a_place_below_a_file(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="a file of that name exists"):

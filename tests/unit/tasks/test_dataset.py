@@ -1,6 +1,7 @@
 """Promise: a data file is read completely and exactly, or refused with one message that names the file and the line."""
 
 import json
+import os
 
 import pyarrow
 import pyarrow.parquet
@@ -124,6 +125,9 @@ def test_files_that_cannot_be_data(tmp_path):
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(InputError, match=r"folder.jsonl: is a folder"):
         read_examples(tmp_path / "folder.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(InputError, match=r"pipe.jsonl: is a pipe or device, expected a data file"):
+        read_examples(tmp_path / "pipe.jsonl")
     with pytest.raises(InputError, match=r"data.csv: expected a file that ends in .jsonl or .parquet"):
         read_examples(write(tmp_path, GOOD, name="data.csv"))
 

@@ -32,5 +32,5 @@ def test_plain_is_all_of_it():
 
 def test_formats_are_checked():
     check_format("plain", ("tagged", "plain"))
-    with pytest.raises(InputError, match=r"format 'last_number' is not known; expected one of tagged, plain"):
+    with pytest.raises(InputError, match=r"`format` is 'last_number'; expected one of tagged, plain\."):
         check_format("last_number", ("tagged", "plain"))

@@ -80,10 +80,22 @@ def test_load_tokenizer(tmp_path):
         load_tokenizer(tmp_path / "empty")
     with pytest.raises(InputError, match=r"nowhere: no such model folder"):
         load_tokenizer(tmp_path / "nowhere")
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match=r"damaged: its tokenizer cannot be loaded"):
-        load_tokenizer(tmp_path / "damaged")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer.json", "", "EOF while parsing a value at line 1 column 0"),
+        ("tokenizer.json", "[]", "invalid type: sequence, expected struct Tokenizer"),
+        ("tokenizer.json", '{"model": {"type": "WordLevel"}}', "missing field `"),
+        ("tokenizer_config.json", "{", "Expecting property name enclosed in double quotes"),
+    ],
+)
+def test_a_damaged_tokenizer_is_named_with_its_file_and_fault(tmp_path, name, content, reason):
+    character_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=rf"^{tmp_path}: its tokenizer cannot be loaded \({name}: {reason}.*\)\.$"):
+        load_tokenizer(tmp_path)
 
 
 def test_code_in_a_tokenizer_folder_is_never_run(tmp_path):
@@ -109,22 +121,31 @@ def write_model(tmp_path, generation, config, eos_of_tokenizer=True):
 
 
 def test_eos_is_the_union_of_all_places(tmp_path):
-    assert eos_token_ids(write_model(tmp_path, '{"eos_token_id": [7, 5]}', '{"eos_token_id": 5}', False)) == (5, 7)
-    assert eos_token_ids(write_model(tmp_path, None, '{"eos_token_id": 0}', False)) == (0,)
-    assert eos_token_ids(write_model(tmp_path, '{"eos_token_id": [7, 5]}', '{"eos_token_id": null}')) == (1, 5, 7)
-    assert eos_token_ids(write_model(tmp_path, None, None)) == (1,)
+    assert eos_token_ids(write_model(tmp_path, '{"eos_token_id": [7, 5]}', '{"eos_token_id": 5}', False), 32) == (5, 7)
+    assert eos_token_ids(write_model(tmp_path, None, '{"eos_token_id": 0}', False), 32) == (0,)
+    assert eos_token_ids(write_model(tmp_path, '{"eos_token_id": [7, 5]}', '{"eos_token_id": null}'), 32) == (1, 5, 7)
+    assert eos_token_ids(write_model(tmp_path, None, None), 32) == (1,)
 
 
 def test_no_or_bad_eos_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no end-of-sequence token; set `eos_token_id` in its generation_config.json"):
-        eos_token_ids(write_model(tmp_path, None, "{}", False))
+        eos_token_ids(write_model(tmp_path, None, "{}", False), 32)
     for bad in ('"x"', "-1", "true", "[1, null]", "1.5"):
         with pytest.raises(InputError, match=r"generation_config.json: `eos_token_id` must be"):
-            eos_token_ids(write_model(tmp_path, f'{{"eos_token_id": {bad}}}', None, False))
+            eos_token_ids(write_model(tmp_path, f'{{"eos_token_id": {bad}}}', None, False), 32)
     with pytest.raises(InputError, match=r"config.json: not JSON"):
-        eos_token_ids(write_model(tmp_path, None, "{", False))
+        eos_token_ids(write_model(tmp_path, None, "{", False), 32)
     with pytest.raises(InputError, match=r"no such model folder"):
-        eos_token_ids(tmp_path / "nowhere")
+        eos_token_ids(tmp_path / "nowhere", 32)
+
+
+def test_an_eos_that_the_model_has_not_is_refused(tmp_path):
+    for name, files in (("generation_config.json", ('{"eos_token_id": [1, 8]}', None)), ("config.json", (None, '{"eos_token_id": 8}'))):
+        with pytest.raises(InputError, match=rf"/{name}: `eos_token_id` 8 is no token of the model, whose `vocab_size` is 8\."):
+            eos_token_ids(write_model(tmp_path, *files, False), 8)
+        assert 8 in eos_token_ids(tmp_path, 9)
+    with pytest.raises(InputError, match=r"its tokenizer's end-of-sequence token, 1, is no token of the model"):
+        eos_token_ids(write_model(tmp_path, None, None), 1)
 
 
 def test_reading_data_and_judging_needs_no_heavy_package():
