@@ -33,11 +33,11 @@ def run(loaded: Loaded[Recipe], sample: int, shown: int) -> int:
     tokenizer = load_tokenizer(recipe.model.path)
     verifier = recipe.verifier
     rejected: list[str] = []
-    with Judge(
-        verifier.name, verifier.args, workers=verifier.workers, timeout_s=verifier.timeout_s, memory_mib=verifier.memory_mib
-    ) as judge:
-        for path in dict.fromkeys([recipe.data.train, *recipe.data.evaluation.values()]):
-            examples = read_examples(path)
+    with loaded.naming("verifier"):
+        judge = Judge(verifier.name, verifier.args, workers=verifier.workers, timeout_s=verifier.timeout_s, memory_mib=verifier.memory_mib)
+    with judge:
+        for path in dict.fromkeys([*recipe.data.sources, *recipe.data.evaluation.values()]):
+            examples = read_examples(path, recipe.data.columns)
             check_examples(verifier.name, examples)
             prompts, _ = tokenize(examples, tokenizer, NO_LIMIT, chat=recipe.data.chat)
             print(f"== {path}: {len(examples):,} examples\n")

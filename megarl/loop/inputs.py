@@ -18,7 +18,7 @@ from megarl.rollout.sampling import Sampling
 from megarl.tasks.dataset import read_examples
 from megarl.tasks.judging import Judge, apply_effects, check_shares
 from megarl.tasks.prompts import Prompt, eos_token_ids, load_tokenizer, tokenize
-from megarl.tasks.stream import PromptStream
+from megarl.tasks.stream import make_stream
 from megarl.tasks.verifiers import check_examples
 from megarl.training.sequences import Sequences
 from megarl.training.trainer import rank_config
@@ -49,17 +49,17 @@ class Inputs:
         )
         self.tokenizer = load_tokenizer(recipe.model.path)
         self.stop_token_ids = eos_token_ids(recipe.model.path, self.rank_config.shape.vocab_size)
-        self.dropped: dict[str, int] = {}
-        self.stream = PromptStream(self._prompts(recipe.data.train), recipe.seed, recipe.data.shuffle)
+        self.too_long: dict[str, int] = {}
+        self.stream = make_stream(recipe.data.train, self._prompts, recipe.seed, recipe.data.shuffle)
         self.stream.check_batch(recipe.rollout.prompts_per_step)
         self.evaluation = {name: self._prompts(path)[: recipe.evaluation.max_prompts] for name, path in recipe.data.evaluation.items()}
         self._check_lengths()
 
     def _prompts(self, path: str) -> list[Prompt]:
         data = self.recipe.data
-        examples = read_examples(path)
+        examples = read_examples(path, data.columns)
         check_examples(self.recipe.verifier.name, examples)
-        prompts, self.dropped[path] = tokenize(examples, self.tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)
+        prompts, self.too_long[path] = tokenize(examples, self.tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)
         return prompts
 
     def _check_objective(self) -> None:

@@ -6,8 +6,10 @@ the exit E, gold G, a diamond D, and two cells of lava X. An example has it as `
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from megarl.errors import InputError
@@ -18,6 +20,7 @@ from megarl.tasks.verdict import Verdict
 from megarl.tasks.verifiers import Verifier
 
 SIZE = 5
+MAX_MOVES = 16
 MOVES = {"U": (0, -1), "D": (0, 1), "L": (-1, 0), "R": (1, 0)}
 OBJECT = re.compile(r"([SEGDX])([1-9])([1-9])")
 
@@ -60,7 +63,7 @@ def walk(maze: Maze, moves: str) -> tuple[bool, bool, bool, bool]:
     return arrived, maze.gold in cells, maze.diamond in cells, not maze.lava & set(cells)
 
 
-def make_maze(format: AnswerFormat = "plain", max_moves: int = 16, answers: int | None = None) -> Verifier:
+def make_maze(format: AnswerFormat = "plain", max_moves: int = MAX_MOVES, answers: int | None = None) -> Verifier:
     """The verifier `maze`. The answer is a row of moves, U D L R; the walk must end where it first comes to the exit.
 
     format: `plain` (the whole response) or `tagged` (the last <answer>...</answer>). max_moves: a longer walk is wrong.
@@ -104,3 +107,38 @@ def check_examples(examples: Iterable[Example]) -> None:
     """InputError for the first example that `maze` cannot judge."""
     for example in examples:
         read_task(example)
+
+
+# ------------------------------------------------------------------ making one
+def random_maze(rng: random.Random, lava: int = 2) -> str:
+    """A maze as text, its objects in cells drawn without replacement."""
+    cells = rng.sample([(column, row) for column in range(1, SIZE + 1) for row in range(1, SIZE + 1)], 4 + lava)
+    return "".join(f"{tag}{column}{row}" for tag, (column, row) in zip("SEGD" + "X" * lava, cells, strict=True))
+
+
+def route(maze: Maze, stops: Sequence[Cell], rng: random.Random) -> str | None:
+    """Moves from the start over the stops to the exit, each leg a random one of the shortest that keep out of lava and, before the last
+    leg, of the exit. None if there is no way.
+    """
+    moves, cell = "", maze.start
+    for target in (*stops, maze.exit):
+        distances = _distances(target, maze.lava if target == maze.exit else maze.lava | {maze.exit})
+        if cell not in distances:
+            return None
+        while cell != target:
+            move = rng.choice([move for move in MOVES if distances.get(step(cell, move), SIZE**2) < distances[cell]])
+            moves, cell = moves + move, step(cell, move)
+    return moves
+
+
+def _distances(target: Cell, closed: Set[Cell]) -> dict[Cell, int]:
+    """Moves from each cell to the target without the closed cells."""
+    distances, queue = {target: 0}, deque([target])
+    while queue:
+        cell = queue.popleft()
+        for move in MOVES:  # a move has its opposite, so ways to the target are ways from it
+            near = step(cell, move)
+            if near not in closed and near not in distances:
+                distances[near] = distances[cell] + 1
+                queue.append(near)
+    return distances

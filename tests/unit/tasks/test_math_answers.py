@@ -111,5 +111,5 @@ def test_references():
     for answer in (None, True, "", "  ", [], "$$"):
         with pytest.raises(InputError, match=r'example "b": math needs the reference, .*\.$'):
             check_examples([Example("a", "p", 1), Example("b", "p", answer)])
-    with pytest.raises(InputError, match="format 'xml' is not known; expected one of auto, boxed, tagged, plain"):
+    with pytest.raises(InputError, match="`format` is 'xml'; expected one of auto, boxed, tagged, plain"):
         make_math("xml")
