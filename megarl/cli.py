@@ -46,7 +46,7 @@ def _eval(args: argparse.Namespace) -> int:
     loaded = _begin(args, Recipe)
     from megarl.loop import evaluate
 
-    return evaluate.run(loaded, args.model)
+    return evaluate.run(loaded, args.model, args.output)
 
 
 def _grade(args: argparse.Namespace) -> int:
@@ -232,7 +232,10 @@ def parser() -> argparse.ArgumentParser:
     for sub in (train, sft, evaluate, check, show, preflight):
         sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override a key, for instance training.steps=3")
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
-    evaluate.add_argument("--model", metavar="FOLDER", type=Path, required=True, help="Hugging Face folder")
+    evaluate.add_argument(
+        "--model", metavar="FOLDER", type=Path, required=True, help="Hugging Face folder, or a step of a run's checkpoints"
+    )
+    evaluate.add_argument("--output", metavar="OUT", type=Path, help="also write the results there, as JSON")
     check.add_argument("--sample", metavar="N", type=_positive(int), default=512, help="examples to verify of each file; default: 512")
     check.add_argument("--show", metavar="N", type=_positive(int), default=2, help="prompts to print of each file; default: 2")
     show.add_argument("--json", action="store_true", help="print JSON: the recipe, and the source of each value")
