@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from megarl.errors import RunFailed
+from megarl.errors import InputError, RunFailed
 from megarl.tasks.dataset import Example
 from megarl.tasks.pool import VerifierPool
 from megarl.tasks.verdict import Status, Verdict
@@ -25,6 +25,11 @@ class Judge:
 
     def __init__(self, name: str, args: Mapping[str, Any], *, workers: int | None = None, timeout_s: float = 10.0, memory_mib: int = 2048):
         self._verifier = make_verifier(name, dict(args))  # here, so that a mistake is found before any process is started
+        own = getattr(self._verifier, "time_s", 0.0)
+        if own >= timeout_s:
+            raise InputError(
+                f"verifier.timeout_s is {timeout_s:g} s, but {name} takes up to verifier.args.time_s = {own:g} s; raise it above."
+            )
         self._pool = None
         if name not in PURE:
             count = workers or len(os.sched_getaffinity(0))

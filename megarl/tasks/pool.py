@@ -25,8 +25,9 @@ from megarl.tasks.verdict import Verdict
 MAX_CHUNK = 32
 STUCK_SHARE = 0.1
 """Of the time limit: a worker that has been on one item for so long is stuck. Another takes over the rest of its items and its place."""
-STUCK_PER_WORKER = 8
-"""Stuck workers beside each working one; with all places taken, items wait for a time limit to run out."""
+STUCK_PER_WORKER = 3
+"""Stuck workers beside each working one. More would slow each other down where they are slow and not stuck; with all places taken, items
+wait for a time limit to run out."""
 CLOSE_S = 5.0
 
 START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from megarl.tasks.nursery import main; main(int(sys.argv[2]))"
@@ -160,7 +161,7 @@ class VerifierPool:
             return
         answer = self._control.recv(1 << 16)
         if not answer:
-            raise RunFailed(f'The processes of verifier "{self._name}" cannot be started (exit code {self._nursery.wait()}).')
+            raise RunFailed(f'The processes of verifier "{self._name}" cannot be started (exit code {self._nursery.wait()})')
         if answer != b"ready":
             raise InputError(answer.decode())
         self._ready = True
@@ -187,9 +188,9 @@ class VerifierPool:
             socket.send_fds(self._control, [MESSAGE.pack(kind, pid)], descriptors)
             answer = self._control.recv(ANSWER.size)
         except OSError as error:
-            raise RunFailed(f'The processes of verifier "{self._name}" are gone ({error}).') from None
+            raise RunFailed(f'The processes of verifier "{self._name}" are gone ({error})') from None
         if not answer:
-            raise RunFailed(f'The processes of verifier "{self._name}" are gone (exit code {self._nursery.wait()}).')
+            raise RunFailed(f'The processes of verifier "{self._name}" are gone (exit code {self._nursery.wait()})')
         return ANSWER.unpack(answer)[0]
 
 

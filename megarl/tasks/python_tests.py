@@ -42,7 +42,7 @@ def make_python_tests(
     format: where the program is, `fenced` (the last ```python block) or `plain` (the whole response).
     reward: the `fraction` of tests passed, or 1 for `all` of them and else 0. The reward vector has 1 or 0 for each test.
     sandbox: `bubblewrap` (refused where it cannot run), or `rlimits`, which is no protection against a hostile program.
-    time_s: for all tests of one response together; what is not done by then has failed. Keep `verifier.timeout_s` above it.
+    time_s: for all tests of one response together; what is not done by then has failed. `verifier.timeout_s` must be above it.
     memory_mib: address space of the program.
 
     Verdicts: `ok` if all tests pass; `unparseable` without a program; `wrong` whatever else the program does: a program that hangs, ends
@@ -70,6 +70,7 @@ def make_python_tests(
         value = share if reward == "fraction" else float(share == 1)
         return Verdict("ok" if failed is None else "wrong", value, program, detail, (tuple(passed),))
 
+    verify.time_s = float(time_s)
     return verify
 
 

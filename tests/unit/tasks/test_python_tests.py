@@ -154,12 +154,17 @@ def test_names_of_python_are_never_the_programs(verify):
     assert judge(verify, "def abs(x): return 0\ndef f(x): return 1", ["assert abs(f(2) - 4) < 1e-6"]).vector == ((0,),)
 
 
-def test_in_the_pool(monkeypatch):
+def test_in_the_pool():
     mode = "rlimits" if shutil.which("bwrap") is None else "bubblewrap"
     with Judge("python_tests", {"sandbox": mode, "time_s": 1.0}, workers=2) as pool:
         example = Example("a", "p", None, {"tests": SQUARE})
         programs = [RIGHT, HOSTILE["hangs"], HOSTILE["ends before the tests"], RIGHT] * 3
         assert [v.status for v in pool([fenced(code) for code in programs], [example] * 12)] == ["ok", "wrong", "wrong", "ok"] * 3
+
+
+def test_the_pool_must_not_cut_the_sandbox_off():
+    with pytest.raises(InputError, match=r"verifier\.timeout_s is 5 s, but python_tests takes up to verifier\.args\.time_s = 6 s"):
+        Judge("python_tests", {"sandbox": "rlimits"}, timeout_s=5.0)
 
 
 def test_where_the_program_is():
