@@ -125,6 +125,16 @@ def _preflight(args: argparse.Namespace) -> int:
     return 0
 
 
+def _convert(args: argparse.Namespace) -> int:
+    from megarl.config.recipe import Layout
+
+    layout = Layout(tensor=args.tensor, pipeline=args.pipeline, data=args.expert, expert=args.expert, sequence_parallel=args.tensor > 1)
+    from megarl.training.convert import convert
+
+    print(f"{args.output}: {convert(args.source, args.output, layout)} folder")
+    return 0
+
+
 def _conformance(args: argparse.Namespace) -> int:
     from megarl.objectives import conformance
 
@@ -249,6 +259,12 @@ def parser() -> argparse.ArgumentParser:
     grade.add_argument("--workers", metavar="N", type=_positive(int), help="processes; default: one per core")
     grade.add_argument("--timeout-s", metavar="S", type=_positive(float), help="longest time for one response; default: 10")
     grade.add_argument("--memory-mib", metavar="MIB", type=_positive(int), help="memory of a worker; default: 2048")
+
+    convert = command(commands, "convert", _convert, "turn a Hugging Face folder into Megatron's distributed format, or back")
+    convert.add_argument("source", metavar="SOURCE", type=Path, help="Hugging Face folder, Megatron folder, or a run's checkpoint")
+    convert.add_argument("--output", metavar="FOLDER", type=Path, required=True)
+    for name, what in (("tensor", "share every matrix"), ("pipeline", "hold some layers each"), ("expert", "hold some experts each")):
+        convert.add_argument(f"--{name}", metavar="N", type=_ranks, default=1, help=f"ranks that {what} while converting (default 1)")
 
     conformance = command(commands, "conformance", _conformance, "check the objectives against case files")
     conformance.add_argument("files", metavar="FILE", nargs="+")

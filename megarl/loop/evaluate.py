@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megarl.config.load import Loaded
-from megarl.config.recipe import Recipe
+from megarl.config.recipe import Layout, Recipe
 from megarl.errors import InputError
 from megarl.evaluation.metrics import avg_at_k, pass_at_k
 from megarl.evaluation.summary import LEVEL, estimate, summarize
@@ -27,7 +26,7 @@ from megarl.observe.progress import Progress
 from megarl.platform.rollout_env import ray_cluster
 from megarl.rollout.fleet import Fleet
 from megarl.tasks.verdict import VerdictCounts
-from megarl.training.trainer import Trainer
+from megarl.training.convert import WEIGHTS, convert
 
 if TYPE_CHECKING:
     from megarl.loop.run import Run
@@ -96,38 +95,19 @@ def results(inputs: Inputs, model: str, judged: Iterable[tuple[str, JudgedRollou
 def run(loaded: Loaded[Recipe], model: str | os.PathLike[str], output: Path | None = None) -> int:
     """`megarl eval`: evaluate a model on the recipe's held-out data, print the metrics and write them as JSON to `output`.
 
-    `model`: a Hugging Face folder, or a step's folder in a run's `checkpoints` (the recipe must be of that model). A signal ends it at
+    `model`: a Hugging Face folder, or what `megarl convert` turns into one, such as a step's folder in a run's `checkpoints`. A signal ends it at
     once (Interrupted).
     """
     if output is not None and output.exists():
         raise InputError(f"{output} exists already; choose another file.")
     if output is not None and not output.parent.is_dir():
         raise InputError(f"{output}: there is no folder {output.parent}; make it first.")
-    is_step = (Path(model) / "megatron").is_dir()
-    recipe = loaded.recipe
-    if not is_step:
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": os.fspath(model)})})
-    if not recipe.data.evaluation:
-        raise InputError(f"{loaded.path}: `data.evaluation` names no held-out file.")
-    roles = {"engines": recipe.rollout.engines, "tensor_parallel": recipe.rollout.tensor_parallel}
-    check_roles(**roles)
-    inputs = Inputs(replace(loaded, recipe=recipe))
-    progress = Progress(0)
-    progress.stage(f"starting {recipe.rollout.engines} engine(s) on {model}")
-    with StopRequest(progress.stage, "stopping", at_once=True) as stop, ray_cluster(), ExitStack() as scratch:
-        stop.listen()  # Ray has its own idea of SIGTERM
-        check_roles(**roles)
-        config = inputs.engine_config()
-        if is_step:
-            progress.stage(f"reading {model}")
-            config = replace(config, model=exported(inputs, Path(model), scratch.enter_context(TemporaryDirectory(prefix="megarl-eval-"))))
-        fleet = Fleet.start(config, recipe.rollout.engines, threads=engine_threads(recipe))
-        try:
-            prompts = sum(len(prompts) for prompts in inputs.evaluation.values())
-            progress.stage(f"{prompts} prompts, {recipe.evaluation.responses_per_prompt} responses each")
-            found = results(inputs, os.fspath(model), judge_all(inputs, fleet))
-        finally:
-            fleet.shutdown()
+    with TemporaryDirectory(prefix="megarl-eval-") as scratch:
+        folder = os.fspath(model)
+        if (Path(model) / WEIGHTS).is_dir():
+            folder = f"{scratch}/model"
+            convert(Path(model), Path(folder), Layout())
+        found = _evaluate_folder(loaded, folder, os.fspath(model))
     for name, part in found["sets"].items():
         for key, value in part["metrics"].items():
             interval = "" if value["low"] is None else f"  [{value['low']:.4f}, {value['high']:.4f}]"
@@ -139,12 +119,23 @@ def run(loaded: Loaded[Recipe], model: str | os.PathLike[str], output: Path | No
     return 0
 
 
-def exported(inputs: Inputs, step: Path, folder: str) -> str:
-    """The weights of a step's checkpoint as a Hugging Face folder below `folder`."""
-    trainer = Trainer.start(inputs.rank_config, max_tokens=inputs.recipe.training.micro_batch_tokens)
-    try:
-        trainer.load(str((step / "megatron").resolve()))
-        trainer.export(f"{folder}/model")
-    finally:
-        trainer.shutdown()
-    return f"{folder}/model"
+def _evaluate_folder(loaded: Loaded[Recipe], folder: str, name: str) -> dict[str, Any]:
+    """The results of a Hugging Face folder, which they call `name`."""
+    recipe = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"path": folder})})
+    if not recipe.data.evaluation:
+        raise InputError(f"{loaded.path}: `data.evaluation` names no held-out file.")
+    roles = {"engines": recipe.rollout.engines, "tensor_parallel": recipe.rollout.tensor_parallel}
+    check_roles(**roles)
+    inputs = Inputs(replace(loaded, recipe=recipe))
+    progress = Progress(0)
+    progress.stage(f"starting {recipe.rollout.engines} engine(s) on {name}")
+    with StopRequest(progress.stage, "stopping", at_once=True) as stop, ray_cluster():
+        stop.listen()  # Ray has its own idea of SIGTERM
+        check_roles(**roles)
+        fleet = Fleet.start(inputs.engine_config(), recipe.rollout.engines, threads=engine_threads(recipe))
+        try:
+            prompts = sum(len(prompts) for prompts in inputs.evaluation.values())
+            progress.stage(f"{prompts} prompts, {recipe.evaluation.responses_per_prompt} responses each")
+            return results(inputs, name, judge_all(inputs, fleet))
+        finally:
+            fleet.shutdown()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from megarl.errors import InputError
 from megarl.models.policy import unwrap
 
 # The distributed optimizer's shards are put together by parameter, so that any other layout can read them.
@@ -19,8 +20,12 @@ _METADATA = {
 }
 
 
+def _weights(chunks: Sequence[torch.nn.Module]) -> dict[str, Any]:
+    return {f"model{i}": unwrap(chunk).sharded_state_dict(metadata=dict(_METADATA)) for i, chunk in enumerate(chunks)}
+
+
 def _state(chunks: Sequence[torch.nn.Module], optimizer: Any, is_loading: bool) -> dict[str, Any]:
-    state = {f"model{i}": unwrap(chunk).sharded_state_dict(metadata=dict(_METADATA)) for i, chunk in enumerate(chunks)}
+    state = _weights(chunks)
     state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=dict(_METADATA))
     return state
 
@@ -74,3 +79,25 @@ def load(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None
         unwrap(chunk).load_state_dict(state[f"model{i}"])
     with torch.no_grad():
         optimizer.load_state_dict(state["optimizer"])
+
+
+def save_weights(chunks: Sequence[torch.nn.Module], folder: str) -> None:
+    """Save the weights alone into an existing, empty folder. A collective of all ranks."""
+    from megatron.core import dist_checkpointing
+
+    _pass_results_by(queue.Queue())
+    dist_checkpointing.save(_weights(chunks), folder)
+
+
+def load_weights(chunks: Sequence[torch.nn.Module], folder: str) -> None:
+    """Load the weights alone, of a checkpoint that may hold more. A collective of all ranks. Raises InputError if some are missing."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    try:
+        state = dist_checkpointing.load(_weights(chunks), folder, strict=StrictHandling.RAISE_UNEXPECTED)
+    except Exception as error:  # whatever Megatron, torch and the file system raise for a file that is not what it should be
+        reason = str(error).strip().splitlines()
+        raise InputError(f"{folder}: cannot be loaded ({type(error).__name__}: {reason[0] if reason else ''}).") from None
+    for i, chunk in enumerate(chunks):
+        unwrap(chunk).load_state_dict(state[f"model{i}"])

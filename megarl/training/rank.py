@@ -216,7 +216,7 @@ class TrainingRank:
             return None
         with torch.no_grad():
             outputs = list(self._run(self.model, sequences, plan, None))
-        if not self.last_stage:
+        if not outputs:  # a stage before the last
             return None
         packed = torch.zeros(2, update.prepared.num_responses, dtype=torch.float64, device=platform.device())
         for out in outputs:
