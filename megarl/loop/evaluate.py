@@ -95,9 +95,11 @@ def results(inputs: Inputs, model: str, judged: Iterable[tuple[str, JudgedRollou
 def run(loaded: Loaded[Recipe], model: str | os.PathLike[str], output: Path | None = None) -> int:
     """`megarl eval`: evaluate a model on the recipe's held-out data, print the metrics and write them as JSON to `output`.
 
-    `model`: a Hugging Face folder, or what `megarl convert` turns into one, such as a step's folder in a run's `checkpoints`. A signal ends it at
-    once (Interrupted).
+    `model`: a Hugging Face folder, or what `megarl convert` turns into one, such as a step's folder in a run's `checkpoints`. A signal
+    ends it at once (Interrupted).
     """
+    if not loaded.recipe.data.evaluation:
+        raise InputError(f"{loaded.path}: `data.evaluation` names no held-out file.")
     if output is not None and output.exists():
         raise InputError(f"{output} exists already; choose another file.")
     if output is not None and not output.parent.is_dir():
@@ -122,8 +124,6 @@ def run(loaded: Loaded[Recipe], model: str | os.PathLike[str], output: Path | No
 def _evaluate_folder(loaded: Loaded[Recipe], folder: str, name: str) -> dict[str, Any]:
     """The results of a Hugging Face folder, which they call `name`."""
     recipe = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"path": folder})})
-    if not recipe.data.evaluation:
-        raise InputError(f"{loaded.path}: `data.evaluation` names no held-out file.")
     roles = {"engines": recipe.rollout.engines, "tensor_parallel": recipe.rollout.tensor_parallel}
     check_roles(**roles)
     inputs = Inputs(replace(loaded, recipe=recipe))
