@@ -53,7 +53,10 @@ def main(descriptor: int) -> None:
             _reap_orphans(workers)
             if not select.select([control], [], [], PARENT_CHECK_S)[0]:
                 continue
-            message, descriptors, _, _ = socket.recv_fds(control, MESSAGE.size, 1)
+            try:
+                message, descriptors, _, _ = socket.recv_fds(control, MESSAGE.size, 1)
+            except ConnectionResetError:  # the driver left without having read everything
+                return
             if not message:
                 return
             kind, pid = MESSAGE.unpack(message)

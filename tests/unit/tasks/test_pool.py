@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -123,6 +124,13 @@ def test_the_loss_of_the_nursery_is_one_clear_failure():
         pool._nursery.kill()
         with pytest.raises(RunFailed, match=r'processes of verifier "my_hostile_verifiers:verify" are gone'):
             judge(pool, ["exits"] * 5)
+
+
+def test_a_pool_that_was_never_asked_ends_without_a_word(capfd):
+    pool = start()
+    assert pool._control.recv(16, socket.MSG_PEEK) == b"ready"  # and nobody reads it
+    pool.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_close_ends_everything():
