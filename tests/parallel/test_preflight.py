@@ -65,6 +65,28 @@ def test_a_production_layout_passes(recipe, layout, changes, training):
     assert ("reference" in said) == (not changes)
 
 
+def test_one_process_is_not_compared_with_itself(recipe):
+    assert "nothing to be compared with" in megarl_here("preflight", recipe({})).stdout
+    assert "--ranks 1" in megarl_here("preflight", recipe({"data": 2}), "--ranks", "1", check=2).stderr
+
+
+def test_numbers_far_from_1_are_compared_by_their_size(recipe):
+    changes = ["rollout.temperature=0.01", "objective={name: rloo, kl: {coef: 1000}}"]
+    said = megarl_here("preflight", recipe({"tensor": 2}), *(x for change in changes for x in ("--set", change))).stdout
+    assert "the layout does not change the result" in said
+
+
+def test_without_a_gradient_there_is_no_verdict(recipe):
+    done = megarl_here("preflight", recipe({"data": 2}), "--set", "objective={name: lpo, clip_low: 0, clip_high: 0}", check=1)
+    assert "cannot be judged" in done.stderr and "changes the result" not in done.stderr
+
+
+@pytest.mark.parametrize("objective, said", [("{name: grpo, clip_hi: 1}", "`clip_hi`"), ("{name: ppo}", "value model")])
+def test_an_objective_that_cannot_be_made_is_refused_with_its_place(recipe, objective, said):
+    done = megarl_here("preflight", recipe({"data": 2}), "--set", f"objective={objective}", check=2)
+    assert "--set: objective" in done.stderr and said in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_experts_pass(recipe):
     said = megarl_here("preflight", recipe({"data": 4, "expert": 4}, MOE), "--ranks", "4").stdout
     assert "experts 128 -> 8" in said and "layout: as in the recipe" in said
