@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +46,31 @@ def _eval(args: argparse.Namespace) -> int:
     loaded = _begin(args, Recipe)
     from megarl.loop import evaluate
 
-    return evaluate.run(loaded, args.model)
+    return evaluate.run(loaded, args.model, args.output)
+
+
+def _grade(args: argparse.Namespace) -> int:
+    values = _verifier_arguments(args.set)
+    from megarl.tasks.grade import grade
+
+    def report(done: int, total: int, seconds: float) -> None:
+        print(f"{done:,} of {total:,} graded, {seconds * (total - done) / done:.0f} s left", file=sys.stderr)
+
+    limits = {key: value for key in ("workers", "timeout_s", "memory_mib") if (value := getattr(args, key)) is not None}
+    counts = grade(args.file, args.output, args.verifier, values, limits, report)
+    for status, count in counts.counts.most_common():
+        print(f"{status:12}{count:10,}{count / counts.total:8.1%}")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from megarl.config.load import load_recipe
+    from megarl.config.recipe import Recipe
+
+    loaded = load_recipe(args.recipe, args.set, Recipe)
+    from megarl.loop import check
+
+    return check.run(loaded, int(args.sample), int(args.show))
 
 
 def _begin(args: argparse.Namespace, kind: type[R]) -> Loaded[R]:
@@ -102,6 +127,16 @@ def _preflight(args: argparse.Namespace) -> int:
     return 0
 
 
+def _convert(args: argparse.Namespace) -> int:
+    from megarl.config.recipe import Layout
+
+    layout = Layout(tensor=args.tensor, pipeline=args.pipeline, data=args.expert, expert=args.expert, sequence_parallel=args.tensor > 1)
+    from megarl.training.convert import convert
+
+    print(f"{args.output}: {convert(args.source, args.output, layout)} folder")
+    return 0
+
+
 def _conformance(args: argparse.Namespace) -> int:
     from megarl.objectives import conformance
 
@@ -145,6 +180,32 @@ def _options(texts: Sequence[str]) -> dict[str, str]:
     return options
 
 
+def _verifier_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """`key=value` arguments with values as in a recipe."""
+    from megarl.config.read import parse
+
+    values: dict[str, Any] = {}
+    for key, text in _options(texts).items():
+        entry, problems = parse(text, None)
+        if problems:
+            raise InputError(f"--set {key}={text}: {problems[0].text}.")
+        values[key] = None if entry is None else entry.plain()
+    return values
+
+
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"expected a number > 0, given {text!r}")
+        return value
+
+    return read
+
+
 def _seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, given {text!r}")
@@ -174,17 +235,38 @@ def parser() -> argparse.ArgumentParser:
     sft = command(commands, "sft", _sft, "supervised warm-up on worked examples")
     evaluate = command(commands, "eval", _eval, "evaluate a model on the held-out data of a recipe")
     show = command(commands, "show", _show, "print a recipe with all its values and where each came from")
+    check = command(commands, "check", _check, "look at the data of a recipe, and try its verifier on the references")
     preflight = command(commands, "preflight", _preflight, "check that a recipe's layout does not change its result")
-    for sub in (train, sft, evaluate, preflight):
+    for sub in (train, sft, evaluate, check, preflight):
         sub.add_argument("recipe", metavar="RECIPE")
     show.add_argument("recipe", metavar="RECIPE", nargs="?")
     preflight.add_argument("--ranks", metavar="N", type=_ranks, default=8, help="most processes to start (default 8)")
-    for sub in (train, sft, evaluate, show, preflight):
+    for sub in (train, sft, evaluate, check, show, preflight):
         sub.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override a key, for instance training.steps=3")
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
-    evaluate.add_argument("--model", metavar="FOLDER", type=Path, required=True, help="Hugging Face folder")
+    evaluate.add_argument(
+        "--model", metavar="FOLDER", type=Path, required=True, help="Hugging Face folder, or a step of a run's checkpoints"
+    )
+    evaluate.add_argument("--output", metavar="OUT", type=Path, help="also write the results there, as JSON")
+    check.add_argument("--sample", metavar="N", type=_positive(int), default=512, help="examples to verify of each file; default: 512")
+    check.add_argument("--show", metavar="N", type=_positive(int), default=2, help="prompts to print of each file; default: 2")
     show.add_argument("--json", action="store_true", help="print JSON: the recipe, and the source of each value")
     show.add_argument("--fields", action="store_true", help="print the documentation of all fields instead")
+
+    grade = command(commands, "grade", _grade, "grade a file of responses with a verifier")
+    grade.add_argument("file", metavar="FILE", type=Path, help='JSON lines {"response": ..., "answer": ..., "metadata": {...}}')
+    grade.add_argument("--verifier", metavar="NAME", required=True, help="as in a recipe: a built-in one, or package.module:function")
+    grade.add_argument("--output", metavar="OUT", type=Path, required=True, help="one JSON line for each line of FILE")
+    grade.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="an argument of the verifier")
+    grade.add_argument("--workers", metavar="N", type=_positive(int), help="processes; default: one per core")
+    grade.add_argument("--timeout-s", metavar="S", type=_positive(float), help="longest time for one response; default: 10")
+    grade.add_argument("--memory-mib", metavar="MIB", type=_positive(int), help="memory of a worker; default: 2048")
+
+    convert = command(commands, "convert", _convert, "turn a Hugging Face folder into Megatron's distributed format, or back")
+    convert.add_argument("source", metavar="SOURCE", type=Path, help="Hugging Face folder, Megatron folder, or a run's checkpoint")
+    convert.add_argument("--output", metavar="FOLDER", type=Path, required=True)
+    for name, what in (("tensor", "share every matrix"), ("pipeline", "hold some layers each"), ("expert", "hold some experts each")):
+        convert.add_argument(f"--{name}", metavar="N", type=_ranks, default=1, help=f"ranks that {what} while converting (default 1)")
 
     conformance = command(commands, "conformance", _conformance, "check the objectives against case files")
     conformance.add_argument("files", metavar="FILE", nargs="+")

@@ -35,24 +35,48 @@ class Model(Section):
 
 
 class Data(Section):
-    train: Text
-    """JSONL or Parquet with the training prompts."""
+    train: Text | Annotated[dict[str, PositiveFloat], Field(min_length=1)]
+    """Training prompts: a JSONL, Parquet or Arrow file, a pattern such as data/train-*, or a folder of Hugging Face datasets.
+    A mapping of such paths to weights is a mixture: each source has its share of every step."""
     evaluation: dict[str, Text] = {}
     """Held-out files by name; their metrics carry the name unless there is one file only."""
+    columns: dict[str, Text] = {}
+    """Which column is `prompt`, `answer`, `id`, `demonstrations` or `metadata`, such as {prompt: question, answer: reward_model.truth}.
+    The others go into the metadata. Without it, the columns have these names."""
     chat: bool = False
     """Render prompts with the tokenizer's chat template. A prompt that is a list of messages is always rendered with it."""
     max_prompt_length: PositiveInt = 1024
     """In tokens."""
-    too_long: Literal["error", "drop"] = "error"
-    """What happens to a prompt above `max_prompt_length`: stop with its line, or leave it out and say how many."""
+    too_long: Literal["error", "drop", "cut_left"] = "error"
+    """What happens to a prompt above `max_prompt_length`: stop with its line, leave it out, or cut its beginning off."""
     shuffle: bool = True
+
+    @property
+    def sources(self) -> dict[str, float]:
+        """The paths of the training data and their weights."""
+        return self.train if isinstance(self.train, dict) else {self.train: 1.0}
 
 
 class Verifier(Section):
     name: Text
-    """`countdown`, `reasoning_gym`, or the import path `package.module:function` of your own."""
+    """`countdown`, `math`, `maze`, `multi_hop`, `python_tests`, `reasoning_gym`, `tool_calls` (docs/tasks.md), or the import path
+    `package.module:function` of your own."""
     args: dict[str, Any] = {}
-    """Keyword arguments of the verifier."""
+    """Keyword arguments of the verifier (docs/tasks.md)."""
+    workers: PositiveInt | None = None
+    """Processes that judge at the same time. Default: one per core."""
+    timeout_s: PositiveFloat = 10.0
+    """Longest time for one response; then its verdict is `timeout`."""
+    memory_mib: PositiveInt = 2048
+    """What a worker may allocate beside the loaded verifier."""
+    on_timeout: Literal["zero", "drop"] = "zero"
+    """`zero`: the reward is 0. `drop`: the response leaves the loss and its group's statistics."""
+    on_crash: Literal["zero", "drop"] = "drop"
+    """As `on_timeout`, for a verifier that failed."""
+    max_timeout_share: Fraction = 0.5
+    """The run stops where a larger share of a step's verdicts is `timeout`."""
+    max_crash_share: Fraction = 0.1
+    """As `max_timeout_share`, for `crash`."""
 
 
 class Rollout(Section):

@@ -16,9 +16,10 @@ from megarl.rollout.engine import EngineConfig
 from megarl.rollout.response import Response
 from megarl.rollout.sampling import Sampling
 from megarl.tasks.dataset import read_examples
+from megarl.tasks.judging import Judge, apply_effects, check_shares
 from megarl.tasks.prompts import Prompt, eos_token_ids, load_tokenizer, tokenize
-from megarl.tasks.stream import PromptStream
-from megarl.tasks.verifiers import check_examples, judge, make_verifier
+from megarl.tasks.stream import make_stream
+from megarl.tasks.verifiers import check_examples
 from megarl.training.sequences import Sequences
 from megarl.training.trainer import rank_config
 
@@ -34,7 +35,10 @@ class Inputs:
                 raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
             self._check_objective()
         with loaded.naming("verifier"):
-            self.verifier = make_verifier(recipe.verifier.name, recipe.verifier.args)
+            verifier = recipe.verifier
+            self._judge = Judge(
+                verifier.name, verifier.args, workers=verifier.workers, timeout_s=verifier.timeout_s, memory_mib=verifier.memory_mib
+            )
         self.rank_config = rank_config(
             model_path=recipe.model.path,
             pad_vocab_to=recipe.model.pad_vocab_to_multiple_of,
@@ -45,17 +49,17 @@ class Inputs:
         )
         self.tokenizer = load_tokenizer(recipe.model.path)
         self.stop_token_ids = eos_token_ids(recipe.model.path, self.rank_config.shape.vocab_size)
-        self.dropped: dict[str, int] = {}
-        self.stream = PromptStream(self._prompts(recipe.data.train), recipe.seed, recipe.data.shuffle)
+        self.too_long: dict[str, int] = {}
+        self.stream = make_stream(recipe.data.train, self._prompts, recipe.seed, recipe.data.shuffle)
         self.stream.check_batch(recipe.rollout.prompts_per_step)
         self.evaluation = {name: self._prompts(path)[: recipe.evaluation.max_prompts] for name, path in recipe.data.evaluation.items()}
         self._check_lengths()
 
     def _prompts(self, path: str) -> list[Prompt]:
         data = self.recipe.data
-        examples = read_examples(path)
+        examples = read_examples(path, data.columns)
         check_examples(self.recipe.verifier.name, examples)
-        prompts, self.dropped[path] = tokenize(examples, self.tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)
+        prompts, self.too_long[path] = tokenize(examples, self.tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)
         return prompts
 
     def _check_objective(self) -> None:
@@ -123,10 +127,16 @@ class Inputs:
         return Sampling(temperature, self.recipe.rollout.max_response_length, self.stop_token_ids)
 
     def judge(self, prompts: Sequence[Prompt], responses: list[Response], first: int = 0) -> JudgedRollouts:
-        """Decode and verify the responses to `prompts`, whose indices begin at `first`. A verifier sees text without special tokens."""
+        """Decode and verify the responses to `prompts`, whose indices begin at `first`. A verifier sees text without special tokens.
+
+        RunFailed if more verdicts than the recipe allows say nothing about their response.
+        """
         texts = self.tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
         examples = [prompts[response.prompt_index - first].example for response in responses]
-        return JudgedRollouts(prompts, responses, texts, judge(self.verifier, texts, examples), first)
+        verdicts, verifier = self._judge(texts, examples), self.recipe.verifier
+        check_shares(verdicts, {"timeout": verifier.max_timeout_share, "crash": verifier.max_crash_share})
+        verdicts = apply_effects(verdicts, {"timeout": verifier.on_timeout, "crash": verifier.on_crash})
+        return JudgedRollouts(prompts, responses, texts, verdicts, first)
 
 
 def engine_threads(recipe: Recipe) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from megarl.loop.rollouts import JudgedRollouts
+from megarl.loop.rollouts import JudgedRollouts, leave_out
 from megarl.loop.step_lists import cut_into_lists
 from megarl.objectives import Objective, Prepared, TokenBatch, Update
 from megarl.objectives.replay import fresh_groups, kl_pull
@@ -66,6 +66,8 @@ class Material:
     """Groups of the step itself; those of earlier steps come after them."""
     fresh_tokens: int
     """Their tokens, which come first."""
+    groups: int
+    """All that are trained on; those of the batch above it hold the responses that are left out of the loss."""
     metrics: dict[str, tuple[float, float]]
 
 
@@ -96,19 +98,21 @@ def gather(run: Run, objective: Objective, rollouts: JudgedRollouts, step: int) 
             found = {name: array[tokens_kept] for name, array in found.items()}
             batch = rollouts.token_batch(step=step, seed=recipe.seed, vectors=objective.vector_rewards, **found)
         batch.pull = kl_pull(torch.from_numpy(ages)[batch.group], recipe.replay.kl_pull)
+    all_groups = batch.num_groups
+    batch = leave_out(batch, rollouts.verdicts)
     if recipe.training.step_lists is not None:
         sequences, lists = cut_into_lists(sequences, batch, run.inputs.ends_segment(sequences))
-        batch, fresh_lists = lists.batch, lists.source < groups
+        batch, fresh_lists, all_groups = lists.batch, lists.source < groups, lists.batch.num_groups
         groups, tokens = int(fresh_lists.sum()), int(fresh_lists[batch.group][batch.sequence].sum())
         metrics["step_lists/lists"] = (float(batch.num_groups), 1.0)
         metrics["step_lists/segments"] = (float(batch.num_responses), 1.0)
-    return Material(sequences, batch, groups, tokens, metrics)
+    return Material(sequences, batch, groups, tokens, all_groups, metrics)
 
 
 def split(material: Material, minibatches: int) -> list[torch.Tensor]:
     """The groups of each mini-batch: the step's own in order, and an equal share of those of earlier steps with each."""
     own = torch.arange(material.fresh_groups).tensor_split(minibatches)
-    earlier = torch.arange(material.fresh_groups, material.batch.num_groups).tensor_split(minibatches)
+    earlier = torch.arange(material.fresh_groups, material.groups).tensor_split(minibatches)
     return [torch.cat(pair) for pair in zip(own, earlier, strict=True)]
 
 

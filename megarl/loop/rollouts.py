@@ -144,3 +144,16 @@ class JudgedRollouts:
             step=step,
             seed=seed,
         )
+
+
+def leave_out(batch: TokenBatch, verdicts: Sequence[Verdict]) -> TokenBatch:
+    """The batch, one verdict per response, with those not in the loss in groups of their own at the end and without trained tokens.
+
+    So no statistic of their prompt's group sees them.
+    """
+    out = torch.tensor([not verdict.in_loss for verdict in verdicts])
+    alone = int(out.sum())
+    group = batch.group.clone()
+    group[out] = batch.num_groups + torch.arange(alone)
+    names = [f"left out {i}" for i in range(alone)]
+    return replace(batch, group=group, mask=batch.mask & ~out[batch.sequence], group_ids=batch.group_ids + names)

@@ -80,9 +80,10 @@ class Run:
             self.progress.stage(f"resuming {self.folder.path} from {where}")
         self.folder.write_recipe(to_yaml(self.recipe))
         self.folder.write_environment(self.recipe.seed, self.loaded.path)
-        for path, count in self.inputs.dropped.items():
+        done = {"drop": "left out", "cut_left": "cut at their beginning"}.get(self.recipe.data.too_long)
+        for path, count in self.inputs.too_long.items():
             if count:
-                self.progress.stage(f"{path}: {count} prompts longer than data.max_prompt_length left out")
+                self.progress.stage(f"{path}: {count} prompts longer than data.max_prompt_length {done}")
         return checkpoint
 
     def _restore(self, path: Path) -> None:

@@ -24,7 +24,7 @@ from megarl.observe.run_folder import RunFolder
 from megarl.platform.rollout_env import ray_cluster
 from megarl.tasks.dataset import read_examples
 from megarl.tasks.prompts import Prompt, encode, eos_token_ids, load_tokenizer, tokenize
-from megarl.tasks.stream import PromptStream
+from megarl.tasks.stream import make_stream
 from megarl.training.optimizer import learning_rate
 from megarl.training.rank import UpdateSettings
 from megarl.training.sequences import Sequences
@@ -39,22 +39,26 @@ class Demonstrations:
     """Tokenised worked examples; which one of a prompt is shown depends on the seed and the step alone."""
 
     def __init__(self, recipe: SftRecipe, vocab_size: int, max_positions: int):
-        path, data = recipe.data.train, recipe.data
+        data = recipe.data
         tokenizer = load_tokenizer(recipe.model.path)
         end = eos_token_ids(recipe.model.path, vocab_size)
         # The tokenizer's own end token where there are several: a response ends with one of them, not with all.
         end = tokenizer.eos_token_id if tokenizer.eos_token_id in end else end[0]
-        examples = read_examples(path)
-        without = next((example.id for example in examples if not example.demonstrations), None)
-        if without is not None:
-            raise InputError(
-                f'{path}: example "{without}" has no `demonstrations`; the supervised warm-up needs a list of worked responses.'
-            )
-        prompts, self.dropped = tokenize(examples, tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)
-        self.stream = PromptStream(prompts, recipe.seed, data.shuffle)
+
+        def read(path: str) -> list[Prompt]:
+            examples = read_examples(path, data.columns)
+            without = next((example.id for example in examples if not example.demonstrations), None)
+            if without is not None:
+                raise InputError(
+                    f'{path}: example "{without}" has no `demonstrations`; the supervised warm-up needs a list of worked responses.'
+                )
+            return tokenize(examples, tokenizer, data.max_prompt_length, chat=data.chat, too_long=data.too_long)[0]
+
+        self.stream = make_stream(data.train, read, recipe.seed, data.shuffle)
+        self.stream.check_batch(min(recipe.training.batch_size, len(self.stream)))
         self._seed, self._tokenizer, self._end = recipe.seed, tokenizer, end
         self._tokens: dict[str, list[int]] = {}
-        self._check_lengths(path, max_positions)
+        self._check_lengths(", ".join(data.sources), max_positions)
 
     def batch(self, step: int, size: int) -> Sequences:
         """The sequences of one update."""
@@ -65,13 +69,13 @@ class Demonstrations:
         chosen = [p.example.demonstrations[int(draw * len(p.example.demonstrations))] for p, draw in zip(prompts, draws, strict=True)]
         return Sequences.of([p.token_ids for p in prompts], [self._encode(text, p) for text, p in zip(chosen, prompts, strict=True)])
 
-    def _check_lengths(self, path: str, max_positions: int) -> None:
+    def _check_lengths(self, paths: str, max_positions: int) -> None:
         for prompt in self.stream.prompts:
             for text in prompt.example.demonstrations:
                 tokens = len(prompt.token_ids) + len(self._encode(text, prompt))
                 if tokens > max_positions:
                     raise InputError(
-                        f'{path}: example "{prompt.id}" has {tokens} tokens with a demonstration; the model has {max_positions} positions.'
+                        f'{paths}: example "{prompt.id}" has {tokens} tokens with a demonstration; the model has {max_positions} positions.'
                     )
 
     def _encode(self, text: str, prompt: Prompt) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megarl.errors import InputError
 
-TINY_CHARACTERS = "0123456789 =:+-*/()"
+TINY_CHARACTERS = "0123456789 =:+-*/()SEGDXULR"
 TINY_VOCABULARY = 32
 PAD, EOS = 0, 1
 
@@ -17,7 +17,8 @@ PAD, EOS = 0, 1
 def create_model(preset: str, output: str | Path, seed: int = 0) -> int:
     """Write a freshly initialised model with its tokenizer as the Hugging Face folder `output`; returns the number of parameters.
 
-    `tiny-qwen3`: the quick-start model, a Qwen3 of 0.86M parameters that reads and writes single characters of arithmetic.
+    `tiny-qwen3`: the quick-start model, a Qwen3 of 0.86M parameters that reads and writes single characters: arithmetic, and
+    the objects and moves of `megarl create data maze`.
     The folder must be new or empty; it appears only when it is complete. The same seed gives the same weights.
     """
     presets: dict[str, Callable[[Path, int], int]] = {"tiny-qwen3": _tiny_qwen3}

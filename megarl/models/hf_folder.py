@@ -27,9 +27,7 @@ def write_hf_folder(
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for path in Path(source).iterdir():
-            if path.suffix in _COPIED and not path.name.startswith("model.safetensors"):
-                shutil.copy2(path, temporary / path.name)
+        copy_side_files(Path(source), temporary)
         _write_weights(tensors, temporary, shard_bytes)
         os.chmod(temporary, 0o755)
         if folder.exists():
@@ -38,6 +36,13 @@ def write_hf_folder(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def copy_side_files(source: Path, folder: Path) -> None:
+    """Configuration, tokenizer and texts of a Hugging Face folder, but neither weights nor code."""
+    for path in source.iterdir():
+        if path.suffix in _COPIED and not path.name.startswith("model.safetensors"):
+            shutil.copy2(path, folder / path.name)
 
 
 def _write_weights(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, shard_bytes: int) -> None:

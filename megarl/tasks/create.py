@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from megarl.errors import InputError
+from megarl.tasks import maze
 from megarl.tasks.countdown import evaluate_expression
 from megarl.tasks.dataset import write_jsonl
 from megarl.tasks.names import nearest
@@ -29,12 +30,16 @@ HELDOUT_SEED = 2_000_000_000
 def create_data(task: str, output: str | Path, seed: int = 0, options: dict[str, str] | None = None) -> dict[str, int]:
     """Write the two files of `task` into the folder `output` and return the number of lines of each.
 
-    Tasks: `countdown-tiny`, `countdown`, `reasoning-gym:<data set>`; options are those of the functions below. Existing files are never
-    overwritten, and nothing is left behind by a failure. Raises InputError for an unknown task or option, or a bad value.
+    Tasks: `countdown-tiny`, `countdown`, `maze`, `reasoning-gym:<data set>`; options are those of the functions below. Existing files are
+    never overwritten, and nothing is left behind by a failure. Raises InputError for an unknown task or option, or a bad value.
     """
     options = dict(options or {})
     name, _, dataset = task.partition(":")
-    makers: dict[str, Callable[[int, dict[str, str]], Split]] = {"countdown-tiny": _countdown_tiny, "countdown": _countdown}
+    makers: dict[str, Callable[[int, dict[str, str]], Split]] = {
+        "countdown-tiny": _countdown_tiny,
+        "countdown": _countdown,
+        "maze": _maze,
+    }
     if name == REASONING_GYM and dataset:
         makers[task] = lambda seed, options: _reasoning_gym(dataset, seed, options)
     if task not in makers:
@@ -211,6 +216,38 @@ def _random_expression(numbers: list[int], rng: random.Random) -> str:
         joined = f"{left} {rng.choice('+-*/')} {right}"
         parts.append(f"({joined})" if parts else joined)
     return parts[0]
+
+
+# ---------------------------------------------------------------------- maze
+def _maze(seed: int, options: dict[str, str]) -> Split:
+    """Options `size` (training lines, 20000), `heldout` (256) and `lava` (cells, 2).
+
+    The demonstrations are one way straight to the exit, one over the gold, one over the diamond and one over both, as far as there are
+    such ways of no more moves than the verifier allows: they differ in what they pick up, so that there is something left to learn.
+    """
+    size, heldout_size, lava = _whole(options, "size", 20_000), _whole(options, "heldout", 256), _whole(options, "lava", 2, least=0)
+    _refuse_rest("maze", options, ("size", "heldout", "lava"))
+    if lava > maze.SIZE:
+        raise InputError(f"option lava: a maze of {maze.SIZE} x {maze.SIZE} cells has at most {maze.SIZE} of lava, {lava} were asked for.")
+    seen: set[str] = set()
+    heldout = list(itertools.islice(_mazes(random.Random(HELDOUT_SEED), lava, seen), heldout_size))
+    return list(itertools.islice(_mazes(random.Random(seed), lava, seen), size)), heldout
+
+
+def _mazes(rng: random.Random, lava: int, seen: set[str]) -> Iterator[Row]:
+    """Endless different mazes, none of those in `seen`."""
+    while True:
+        text = maze.random_maze(rng, lava)
+        if text in seen:
+            continue
+        seen.add(text)
+        made = maze.read_maze(text)
+        items = [made.gold, made.diamond]
+        rng.shuffle(items)
+        routes = [maze.route(made, stops, rng) for stops in ((), (made.gold,), (made.diamond,), items)]
+        routes = [moves for moves in routes if moves is not None and len(moves) <= maze.MAX_MOVES]
+        if routes:
+            yield {"prompt": f"{text}:", "answer": routes[0], "metadata": {"maze": text}, "demonstrations": routes}
 
 
 # ------------------------------------------------------------- reasoning-gym

@@ -1,4 +1,4 @@
-"""Data files: one example per JSON line or Parquet row.
+"""Data files: one example per line or row.
 
 An example is {"prompt": str | [{"role": str, "content": str}, ...], "answer": any JSON, "metadata": {...}, "id": str,
 "demonstrations": [str]}; `prompt` and `answer` are required, null stands for "not given" in the other three. The id is
@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from megarl.errors import InputError
+from megarl.tasks.data_files import check_readable, read_rows
 from megarl.tasks.names import nearest
 
 KEYS = ("prompt", "answer", "metadata", "id", "demonstrations")
@@ -32,34 +33,51 @@ class Example:
     demonstrations: tuple[str, ...] = ()
 
 
-def read_examples(path: str | Path) -> list[Example]:
-    """All examples of a .jsonl or .parquet file, in order. Blank lines are skipped.
+def read_examples(path: str | Path, columns: Mapping[str, str] | None = None) -> list[Example]:
+    """All examples of what `path` names (`data_files.find_files` says what it may be), in order. Blank lines are skipped.
 
-    Raises InputError with the file and the line (Parquet: the row), both counted from 1, for whatever is wrong with it.
+    `columns`: which column is `prompt`, `answer`, `id`, `demonstrations` or `metadata`, with dots for what lies deeper
+    ({"prompt": "question", "answer": "reward_model.ground_truth"}); the columns that are not named go into the metadata. Without it the
+    columns have the names above, and any other is refused.
+
+    Raises InputError with the file and the line (else: the row), both counted from 1, for whatever is wrong with it.
     """
-    path = Path(path)
-    readers = {".jsonl": _jsonl_objects, ".parquet": _parquet_objects}
-    if path.suffix not in readers:
-        raise InputError(f"{path}: expected a file that ends in .jsonl or .parquet.")
-    _check_readable(path)
-    unit = "row" if path.suffix == ".parquet" else "line"
+    for key in columns or {}:
+        if key not in KEYS:
+            raise InputError(f'data.columns: "{key}" is nothing that an example has{nearest(key, KEYS)}')
     examples: list[Example] = []
-    seen: dict[str, int] = {}
-    for number, row in readers[path.suffix](path):
-        place = f"{path}: {unit} {number}"
+    seen: dict[str, str] = {}
+    for file, unit, number, row in read_rows(path):
+        place = f"{file}: {unit} {number}"
         try:
-            example = _example(row, f"{path.stem}:{number}", place)
+            example = _example(_renamed(row, columns, place) if columns else row, f"{file.stem}:{number}", place)
         except RecursionError:
             raise InputError(f"{place}: nested too deeply.") from None
         if example.id in seen:
-            raise InputError(
-                f'{path}: {unit}s {seen[example.id]} and {number} have the same id "{example.id}"; ids must be unique in a file.'
-            )
-        seen[example.id] = number
+            raise InputError(f'{seen[example.id]} and {place} have the same id "{example.id}"; ids must be unique.')
+        seen[example.id] = place
         examples.append(example)
     if not examples:
-        raise InputError(f"{path}: holds no examples; expected one per {unit}.")
+        raise InputError(f"{path}: holds no examples.")
     return examples
+
+
+def _renamed(row: Any, columns: Mapping[str, str], place: str) -> Any:
+    """The row with the loader's own keys; what is left over is metadata."""
+    if not isinstance(row, dict):
+        return row
+    used = {column.partition(".")[0] for column in columns.values()}
+    rest = {key: value for key, value in row.items() if key not in used}
+    renamed: dict[str, Any] = {}
+    for key, column in columns.items():
+        value: Any = row
+        for part in column.split("."):
+            if not isinstance(value, dict) or part not in value:
+                raise InputError(f'{place}: there is no column "{column}" for `{key}`{nearest(column, row)}')
+            value = value[part]
+        renamed[key] = value
+    metadata = renamed.get("metadata")
+    return renamed | {"metadata": rest | metadata if isinstance(metadata, dict) else rest if metadata is None else metadata}
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
@@ -82,99 +100,9 @@ def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
 def fingerprint(path: str | Path) -> str:
     """SHA-256 of a file's content, in hex."""
     path = Path(path)
-    _check_readable(path)
+    check_readable(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_readable(path: Path) -> None:
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder, expected a data file.")
-    if not path.exists():
-        raise InputError(f"{path}: no such file.")
-    if not path.is_file():  # a pipe can be read once only, and waits for a writer
-        raise InputError(f"{path}: is a pipe or device, expected a data file; write its content to one.")
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
-
-
-# ---------------------------------------------------------------- JSON lines
-def _jsonl_objects(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line number, parsed line). Lines end at \\n only: U+2028 and the like are allowed inside a JSON string."""
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            place = f"{path}: line {number}"
-            try:
-                text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise InputError(f"{place}: not UTF-8 (byte {error.start + 1} of the line: {error.reason}).") from None
-            if text:
-                yield number, _parse(text, place)
-
-
-def _parse(text: str, place: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{place}: not JSON ({error.msg} at column {error.colno}).") from None
-    except RecursionError:
-        raise InputError(f"{place}: nested too deeply.") from None
-    except ValueError as error:
-        raise InputError(f"{place}: {error}.") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f'key "{next(key for key in keys if keys.count(key) > 1)}" is given twice')
-    return result
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number; expected a finite number or null")
-
-
-def _finite_float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"number {text} is too large for a float")
-    return value
-
-
-# ------------------------------------------------------------------- Parquet
-def _parquet_objects(path: Path) -> Iterator[tuple[int, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError(f"{path}: reading Parquet needs the package pyarrow; install it or convert the file to .jsonl.") from None
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a Parquet file ({_first_line(error)}).") from None
-    with file:
-        names = file.schema_arrow.names
-        if len(set(names)) < len(names):
-            raise InputError(f"{path}: two columns have the same name; columns: {', '.join(names)}.")
-        number = 0
-        batches = file.iter_batches(batch_size=1024)
-        while True:
-            try:
-                rows = next(batches).to_pylist()
-            except StopIteration:
-                return
-            except (pyarrow.ArrowException, OSError, ValueError) as error:
-                raise InputError(f"{path}: cannot be read after row {number} ({_first_line(error)}).") from None
-            for row in rows:
-                number += 1
-                yield number, row
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 # -------------------------------------------------------------------- schema

@@ -15,6 +15,7 @@ from megarl.tasks.dataset import Example
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TooLong = Literal["error", "drop", "cut_left"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -104,20 +105,21 @@ def tokenize(
     tokenizer: PreTrainedTokenizerBase,
     max_prompt_length: int,
     chat: bool = False,
-    too_long: Literal["error", "drop"] = "error",
+    too_long: TooLong = "error",
 ) -> tuple[list[Prompt], int]:
-    """(prompts in the order of the examples, number of those left out because they are too long).
+    """(prompts in the order of the examples, number of those that are too long: left out, or cut).
 
     A list of messages, and with `chat` also a plain prompt (as one user message), is rendered once with the tokenizer's chat template, its
     generation prompt included; the template writes the special tokens, so none are added when the text is tokenised. Any other plain prompt
     is tokenised with the special tokens that the tokenizer itself adds (a BOS for Llama, none for Qwen), except an EOS at the end: the
-    response must continue the prompt. `max_prompt_length` counts tokens, special ones included.
+    response must continue the prompt. `max_prompt_length` counts tokens, special ones included. `too_long="cut_left"` cuts tokens off at
+    the beginning, but never a BOS; the engines get token ids, so that nobody cuts the prompt in another way.
 
     Raises InputError with the id of the example: no chat template, template or tokenizer refuse it, no tokens, or too long with
     `too_long="error"`.
     """
     prompts: list[Prompt] = []
-    dropped = 0
+    above = 0
     for example in examples:
         text, token_ids = _encode(example, tokenizer, chat)
         if not token_ids:
@@ -125,15 +127,20 @@ def tokenize(
         if len(token_ids) <= max_prompt_length:
             prompts.append(Prompt(example.id, tuple(token_ids), text, example))
         elif too_long == "drop":
-            dropped += 1
+            above += 1
+        elif too_long == "cut_left":
+            above += 1
+            head = token_ids[:1] if token_ids[0] == tokenizer.bos_token_id else []
+            token_ids = head + token_ids[len(token_ids) - max_prompt_length + len(head) :]
+            prompts.append(Prompt(example.id, tuple(token_ids), tokenizer.decode(token_ids), example))
         else:
             raise InputError(
                 f'example "{example.id}": its prompt has {len(token_ids)} tokens, `data.max_prompt_length` is {max_prompt_length}; '
-                "raise it or set `data.too_long: drop`."
+                "raise it, or set `data.too_long` to drop or cut_left."
             )
     if not prompts:
-        raise InputError(f"no prompt is left: all {dropped} are longer than `data.max_prompt_length` ({max_prompt_length} tokens).")
-    return prompts, dropped
+        raise InputError(f"no prompt is left: all {above} are longer than `data.max_prompt_length` ({max_prompt_length} tokens).")
+    return prompts, above
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase, example_id: str, what: str, *, add_special_tokens: bool) -> list[int]:

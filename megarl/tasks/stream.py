@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,80 @@ class PromptStream:
         if not self._shuffle:
             return list(range(len(self._prompts)))
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._prompts)).tolist()
+
+
+class MixtureStream:
+    """Prompts of several sources in given proportions; each source is a stream of its own, with its own epochs.
+
+    The source of each prompt in turn is the one that is furthest behind its share, so that after any number of prompts no source is off
+    by more than one or so. `weights` need not sum to 1.
+    """
+
+    def __init__(self, sources: Mapping[str, PromptStream], weights: Mapping[str, float]) -> None:
+        total = sum(weights.values())
+        self._sources = dict(sources)
+        self._shares = {name: weights[name] / total for name in sources}
+        self._taken = dict.fromkeys(sources, 0)
+
+    @property
+    def epoch(self) -> int:
+        """The least of the sources' epochs."""
+        return min(source.epoch for source in self._sources.values())
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """All of them, source by source."""
+        return [prompt for source in self._sources.values() for prompt in source.prompts]
+
+    def __len__(self) -> int:
+        """Number of different prompts."""
+        return sum(map(len, self._sources.values()))
+
+    def check_batch(self, n: int) -> None:
+        """Raise InputError if `n` prompts cannot be taken at once without repeating one."""
+        for name, source in self._sources.items():
+            most = int(n * self._shares[name]) + 1
+            if most > len(source):
+                raise InputError(
+                    f"a step takes up to {most} of its {n} prompts (`rollout.prompts_per_step`) from {name}, which holds {len(source)}; "
+                    "lower its weight, or add data."
+                )
+
+    def take(self, n: int) -> list[Prompt]:
+        """The next n prompts, all different."""
+        order = []
+        for _ in range(n):
+            place = sum(self._taken.values()) + 1
+            name = max(self._sources, key=lambda name: place * self._shares[name] - self._taken[name])
+            self._taken[name] += 1
+            order.append(name)
+        parts = {name: iter(self._sources[name].take(count)) for name, count in Counter(order).items()}
+        return [next(parts[name]) for name in order]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on after the last prompt taken; JSON-safe."""
+        return {"taken": dict(self._taken), "sources": {name: source.state_dict() for name, source in self._sources.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken. InputError if it belongs to other sources or other data."""
+        taken, sources = state.get("taken"), state.get("sources")
+        if not isinstance(taken, dict) or not isinstance(sources, dict) or not all(map(_is_index, taken.values())):
+            raise InputError("the saved data position is not that of a mixture: the checkpoint is damaged, or the run had one data file.")
+        if not taken.keys() == sources.keys() == self._sources.keys():
+            raise InputError(f"the run was started with the data {', '.join(sources)}, the recipe now names {', '.join(self._sources)}.")
+        for name, source in self._sources.items():
+            source.load_state_dict(sources[name])
+        self._taken = {name: taken[name] for name in self._sources}
+
+
+def make_stream(
+    train: str | Mapping[str, float], read: Callable[[str], list[Prompt]], seed: int, shuffle: bool
+) -> PromptStream | MixtureStream:
+    """The stream of one path, or of a mixture of paths with weights, in which ids begin with the path; `read` gives a path's prompts."""
+    if isinstance(train, str):
+        return PromptStream(read(train), seed, shuffle)
+    named = {path: [replace(prompt, id=f"{path}:{prompt.id}") for prompt in read(path)] for path in train}
+    return MixtureStream({path: PromptStream(prompts, seed, shuffle) for path, prompts in named.items()}, train)
 
 
 def _defer(order: list[int], before: set[int], head: int) -> tuple[int, list[int]]:

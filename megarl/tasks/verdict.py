@@ -25,6 +25,8 @@ class Verdict:
     detail: str = ""
     vector: tuple[tuple[float, ...], ...] | None = None
     """[m, k] k rewards for each of the m answers in the response; m = 0: none could be parsed. None: the verifier gives no vectors."""
+    in_loss: bool = True
+    """Whether the response is trained on; if not, it takes no part in its group's statistics either."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -22,9 +22,17 @@ Verifier = Callable[[str, Example], Verdict]
 
 BUILTIN = {
     "countdown": ("megarl.tasks.countdown", "make_countdown"),
+    "math": ("megarl.tasks.math_answers", "make_math"),
+    "maze": ("megarl.tasks.maze", "make_maze"),
+    "multi_hop": ("megarl.tasks.multi_hop", "make_multi_hop"),
+    "python_tests": ("megarl.tasks.python_tests", "make_python_tests"),
     "reasoning_gym": ("megarl.tasks.reasoning_gym", "make_reasoning_gym"),
+    "tool_calls": ("megarl.tasks.tool_calls", "make_tool_calls"),
 }
 """Name -> (module, function that takes the arguments and makes the verifier); the module also has `check_examples`."""
+
+PURE = frozenset({"countdown", "maze", "multi_hop", "tool_calls"})
+"""Verifiers without side effects whose time is bounded by the length of the response: they need no process of their own."""
 
 
 def make_verifier(name: str, args: dict[str, Any] | None = None) -> Verifier:
@@ -65,10 +73,11 @@ def judge(verifier: Verifier, responses: Sequence[str], examples: Sequence[Examp
     """
     if len(responses) != len(examples):
         raise ValueError(f"{len(responses)} responses for {len(examples)} examples")
-    return [_judge_one(verifier, response, example) for response, example in zip(responses, examples, strict=True)]
+    return [judge_one(verifier, response, example) for response, example in zip(responses, examples, strict=True)]
 
 
-def _judge_one(verifier: Verifier, response: str, example: Example) -> Verdict:
+def judge_one(verifier: Verifier, response: str, example: Example) -> Verdict:
+    """The verdict on one response, by the rules of `judge`."""
     try:
         verdict = verifier(response, example)
     except InputError:

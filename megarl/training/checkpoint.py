@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from megarl.errors import InputError
 from megarl.models.policy import unwrap
 
 # The distributed optimizer's shards are put together by parameter, so that any other layout can read them.
@@ -19,10 +21,24 @@ _METADATA = {
 }
 
 
+def _weights(chunks: Sequence[torch.nn.Module]) -> dict[str, Any]:
+    return {f"model{i}": unwrap(chunk).sharded_state_dict(metadata=dict(_METADATA)) for i, chunk in enumerate(chunks)}
+
+
 def _state(chunks: Sequence[torch.nn.Module], optimizer: Any, is_loading: bool) -> dict[str, Any]:
-    state = {f"model{i}": unwrap(chunk).sharded_state_dict(metadata=dict(_METADATA)) for i, chunk in enumerate(chunks)}
-    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=dict(_METADATA))
-    return state
+    """What is saved: tensors, and the number of updates that Adam has seen.
+
+    The optimizer's plain values (groups of parameters, rates) stay this run's own: they come from the recipe, and there are two sets of
+    them where experts have an optimizer to themselves, which depends on the layout.
+    """
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+    from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
+
+    state = _weights(chunks)
+    tensors = optimizer.sharded_state_dict(dict(state), is_loading=is_loading, metadata=dict(_METADATA))
+    keep = (ShardedBase, LocalNonpersistentObject)
+    state["optimizer"] = dict_list_map_inplace(lambda value: value if isinstance(value, keep) else LocalNonpersistentObject(value), tensors)
+    return state | {"updates": max((group.get("step", 0) for group in optimizer.param_groups), default=0)}
 
 
 def save(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:
@@ -64,13 +80,48 @@ def _pass_results_by(results: Any) -> None:
 def load(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:
     """Load what `save` wrote, whatever the layout was then. A collective of all ranks.
 
-    Missing or unexpected entries raise: an optimizer moment that is left at zero would go unnoticed.
+    Raises InputError if the checkpoint is damaged or of another model; missing or unexpected entries count as such: an optimizer moment
+    that is left at zero would go unnoticed.
     """
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
-    state = dist_checkpointing.load(_state(chunks, optimizer, is_loading=True), folder, strict=StrictHandling.RAISE_ALL)
-    for i, chunk in enumerate(chunks):
-        unwrap(chunk).load_state_dict(state[f"model{i}"])
-    with torch.no_grad():
-        optimizer.load_state_dict(state["optimizer"])
+    with _refusing(folder):
+        state = dist_checkpointing.load(_state(chunks, optimizer, is_loading=True), folder, strict=StrictHandling.RAISE_ALL)
+        for i, chunk in enumerate(chunks):
+            unwrap(chunk).load_state_dict(state[f"model{i}"])
+        with torch.no_grad():
+            optimizer.load_state_dict(state["optimizer"])
+        for group in optimizer.param_groups:
+            group["step"] = state["updates"]
+
+
+def save_weights(chunks: Sequence[torch.nn.Module], folder: str) -> None:
+    """Save the weights alone into an existing, empty folder. A collective of all ranks."""
+    from megatron.core import dist_checkpointing
+
+    _pass_results_by(queue.Queue())
+    dist_checkpointing.save(_weights(chunks), folder)
+
+
+def load_weights(chunks: Sequence[torch.nn.Module], folder: str) -> None:
+    """Load the weights alone, of a checkpoint that may hold more. A collective of all ranks. Raises InputError if some are missing."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    with _refusing(folder):
+        state = dist_checkpointing.load(_weights(chunks), folder, strict=StrictHandling.RAISE_UNEXPECTED)
+        for i, chunk in enumerate(chunks):
+            unwrap(chunk).load_state_dict(state[f"model{i}"])
+
+
+@contextlib.contextmanager
+def _refusing(folder: str) -> Iterator[None]:
+    """Whatever Megatron, torch and the file system raise for files that are not what they should be, as an InputError."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
+        reason = str(error).strip().splitlines()
+        raise InputError(f"{folder}: the checkpoint cannot be loaded ({type(error).__name__}: {reason[-1] if reason else ''}).") from None

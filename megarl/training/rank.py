@@ -291,16 +291,9 @@ class TrainingRank:
 
     def load(self, folder: str) -> None:
         """Weights and optimizer state from `folder`. Raises InputError if it is damaged or of another model."""
-        from megarl.errors import InputError
         from megarl.training.checkpoint import load
 
-        try:
-            load(self.model, self.optimizer, folder)
-        except Exception as error:  # whatever Megatron, torch and the file system raise for a file that is not what it should be
-            reason = str(error).strip().splitlines()
-            raise InputError(
-                f"{folder}: the checkpoint cannot be loaded ({type(error).__name__}: {reason[0] if reason else ''})."
-            ) from None
+        load(self.model, self.optimizer, folder)
 
     def gradients(self) -> dict[str, np.ndarray] | None:
         """The last update's gradients under their Hugging Face names, from rank 0. Clipping has scaled them in place, unless it is off."""

@@ -1,7 +1,7 @@
 """`megarl preflight`: a right layout passes, a fault in the layout's arithmetic or a layout that does not fit is named."""
 
+import functools
 import json
-import os
 
 import pytest
 
@@ -92,15 +92,14 @@ def test_experts_pass(recipe):
     assert "experts 128 -> 8" in said and "layout: as in the recipe" in said
 
 
-def with_fault(job, groups):
-    plant(os.environ["MEGARL_TEST_FAULT"] if job.config.layout.world_size > 1 else None)
+def with_fault(fault, job, groups):
+    plant(fault if job.config.layout.world_size > 1 else None)
     return preflight.trial_on_rank(job, groups)  # the original: only the process that starts the ranks sees the patch
 
 
 @pytest.mark.parametrize("fault", ["norm_gradients_not_summed_under_sequence_parallelism", "gradients_averaged_over_data_ranks"])
 def test_a_layout_that_changes_the_result_is_found(recipe, monkeypatch, fault):
-    monkeypatch.setenv("MEGARL_TEST_FAULT", fault)
-    monkeypatch.setattr(preflight, "trial_on_rank", with_fault)
+    monkeypatch.setattr(preflight, "trial_on_rank", functools.partial(with_fault, fault))
     layout = {"tensor": 2, "sequence_parallel": True, "data": 2}
     done = megarl_here("preflight", recipe(layout), check=1)
     assert "DIFFERS" in done.stdout and "changes the result" in done.stderr

@@ -104,7 +104,7 @@ def test_a_damaged_buffer_is_refused(tmp_path, damage):
 
 def test_each_mini_batch_has_its_share_of_earlier_groups():
     batch = TokenBatch(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.bool), torch.arange(9), torch.zeros(9))
-    parts = split(Material(None, batch, fresh_groups=6, fresh_tokens=0, metrics={}), 3)
+    parts = split(Material(None, batch, fresh_groups=6, fresh_tokens=0, groups=9, metrics={}), 3)
     assert [part.tolist() for part in parts] == [[0, 1, 6], [2, 3, 7], [4, 5, 8]]
 
 

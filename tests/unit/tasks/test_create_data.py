@@ -154,7 +154,7 @@ def test_prompt_shots_and_reply(tmp_path):
     [
         ("countdown-tny", {}, 'no task "countdown-tny"; did you mean "countdown-tiny"'),
         ("reasoning-gym", {}, 'no task "reasoning-gym"; did you mean "reasoning-gym:<data set>"'),
-        ("zzz", {}, "known: countdown, countdown-tiny, reasoning-gym:<data set>"),
+        ("zzz", {}, "known: countdown, countdown-tiny, maze, reasoning-gym:<data set>"),
         ("countdown-tiny", {"heldout": "9"}, 'task countdown-tiny has no option "heldout"; known: size'),
         ("countdown", {"sise": "9"}, 'has no option "sise"; did you mean "size"'),
         ("countdown", {"size": "0"}, "option size: expected an integer from 1"),
@@ -215,3 +215,19 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
 def test_lines_are_plain_json(tiny):
     for line in (tiny[0] / "train.jsonl").read_text().splitlines()[:20]:
         assert set(json.loads(line)) == {"prompt", "answer", "metadata", "demonstrations"}
+
+
+def test_mazes_have_ways_out_that_differ_in_what_they_pick_up(tmp_path):
+    train, heldout = create(tmp_path / "a", "maze", size=300, heldout=50)
+    other, again = create(tmp_path / "b", "maze", seed=1, size=300, heldout=50)
+    assert heldout == again and train != other
+    assert not {example.prompt for example in train} & {example.prompt for example in heldout}
+    assert len({example.prompt for example in train}) == 300
+    check_examples("maze", train + heldout)
+    pairs = [(text, example) for example in train for text in (*example.demonstrations, example.answer)]
+    verdicts = judge(make_verifier("maze"), *map(list, zip(*pairs, strict=True)))
+    assert {verdict.status for verdict in verdicts} == {"ok"}
+    assert all(verdict.vector[0][3] == 1.0 for verdict in verdicts)
+    assert {verdict.vector[0][1:3] for verdict in verdicts} == {(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)}
+    with pytest.raises(InputError, match="at most 5 of lava, 9 were asked for"):
+        create(tmp_path / "c", "maze", lava=9)

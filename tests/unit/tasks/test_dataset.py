@@ -107,10 +107,10 @@ def test_any_depth_is_read_or_refused(tmp_path, depth):
 
 def test_duplicate_ids_name_both_lines(tmp_path):
     path = write(tmp_path, '{"prompt": "p", "answer": 1, "id": "x"}', "", GOOD, '{"prompt": "q", "answer": 1, "id": "x"}')
-    with pytest.raises(InputError, match=r'lines 1 and 4 have the same id "x"'):
+    with pytest.raises(InputError, match=r'data.jsonl: line 1 and .*data.jsonl: line 4 have the same id "x"'):
         read_examples(path)
     path = write(tmp_path, '{"prompt": "p", "answer": 1, "id": "data:2"}', GOOD)
-    with pytest.raises(InputError, match=r'lines 1 and 2 have the same id "data:2"'):
+    with pytest.raises(InputError, match=r'line 1 and .*line 2 have the same id "data:2"'):
         read_examples(path)
 
 
@@ -123,12 +123,12 @@ def test_files_that_cannot_be_data(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.jsonl: no such file"):
         read_examples(tmp_path / "nowhere.jsonl")
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(InputError, match=r"folder.jsonl: is a folder"):
+    with pytest.raises(InputError, match=r"folder.jsonl: is a folder without data files"):
         read_examples(tmp_path / "folder.jsonl")
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(InputError, match=r"pipe.jsonl: is a pipe or device, expected a data file"):
         read_examples(tmp_path / "pipe.jsonl")
-    with pytest.raises(InputError, match=r"data.csv: expected a file that ends in .jsonl or .parquet"):
+    with pytest.raises(InputError, match=r"data.csv: expected a file that ends in .jsonl, .parquet, .arrow"):
         read_examples(write(tmp_path, GOOD, name="data.csv"))
 
 
@@ -186,9 +186,9 @@ def test_malformed_parquet_names_the_row(tmp_path):
     refused([{"prompt": "p", "answer": 1.0}, {"prompt": "p", "answer": float("nan")}], "row 2: `answer` is nan")
     refused([{"prompt": "p", "answer": datetime.date(2020, 1, 1)}], "row 1: `answer` holds a date")
     refused([{"prompt": "p", "answer": b"x"}], "row 1: `answer` holds a bytes")
-    refused([{"prompt": "p", "answer": 1, "id": "x"}] * 2, 'rows 1 and 2 have the same id "x"')
+    refused([{"prompt": "p", "answer": 1, "id": "x"}] * 2, 'row 1 and .*row 2 have the same id "x"')
     refused([{"prompt": "p", "reward_model": 1}], 'row 1: unknown key "reward_model"')
-    refused([], "holds no examples; expected one per row", pyarrow.schema([("prompt", pyarrow.string()), ("answer", pyarrow.int64())]))
+    refused([], "holds no examples", pyarrow.schema([("prompt", pyarrow.string()), ("answer", pyarrow.int64())]))
     twice = pyarrow.Table.from_arrays([pyarrow.array(["p"]), pyarrow.array(["q"])], names=["prompt", "prompt"])
     with pytest.raises(InputError, match=r"two columns have the same name"):
         read_examples(parquet(tmp_path, twice))

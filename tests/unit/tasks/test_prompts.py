@@ -71,6 +71,19 @@ def test_too_long_prompts(tokenizer):
         tokenize(examples, tokenizer, 0, too_long="drop")
 
 
+def test_prompts_cut_on_the_left(tokenizer):
+    examples = [Example("a", "1234", 0), Example("b", "12345", 0)]
+    prompts, cut = tokenize(examples, tokenizer, 4, too_long="cut_left")
+    assert cut == 1
+    assert [(prompt.id, prompt.text, prompt.token_ids) for prompt in prompts] == [
+        ("a", "1234", (3, 4, 5, 6)),
+        ("b", "2345", (4, 5, 6, 7)),
+    ]
+    tokenizer.bos_token = "1"  # what begins every prompt of a model must not be cut off
+    prompts, _ = tokenize(examples, tokenizer, 3, too_long="cut_left")
+    assert [prompt.token_ids for prompt in prompts] == [(3, 5, 6), (3, 6, 7)]
+
+
 def test_load_tokenizer(tmp_path):
     character_tokenizer().save_pretrained(tmp_path / "good")
     assert load_tokenizer(tmp_path / "good")("1+2")["input_ids"] == [3, 15, 4]

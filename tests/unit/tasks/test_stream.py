@@ -1,6 +1,7 @@
 """Promise: every prompt once per epoch, none twice in a take, and a resumed stream goes on exactly where the saved one was."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from megarl.errors import InputError
 from megarl.tasks.dataset import Example
 from megarl.tasks.prompts import Prompt
-from megarl.tasks.stream import PromptStream
+from megarl.tasks.stream import PromptStream, make_stream
 
 
 def make_prompts(count, answer=0):
@@ -141,3 +142,60 @@ def test_a_damaged_state_is_refused(damage):
     with pytest.raises(InputError, match=f"lacks {next(iter(damage))}"):
         stream.load_state_dict(state)
     assert stream.state_dict() == PromptStream(make_prompts(10), 1).state_dict()
+
+
+# ------------------------------------------------------------------- mixtures
+def mixture(make_prompts, weights=None, sizes=None, seed=3):
+    weights = weights or {"a": 3.0, "b": 1.0, "c": 0.5}
+    sizes = sizes or {"a": 20, "b": 7, "c": 40}
+
+    def read(path):
+        return [replace(prompt, id=f"{path}{i}") for i, prompt in enumerate(make_prompts(sizes[path]))]
+
+    return make_stream(weights, read, seed, True)
+
+
+def test_every_stretch_of_a_mixture_has_its_proportions(make_prompts):
+    stream = mixture(make_prompts)
+    taken = [prompt.id[0] for _ in range(50) for prompt in stream.take(9)]
+    for end in range(1, len(taken) + 1):
+        for name, weight in (("a", 3.0), ("b", 1.0), ("c", 0.5)):
+            assert abs(taken[:end].count(name) - end * weight / 4.5) < 1.5
+    assert (len(stream), len(stream.prompts)) == (67, 67)
+    assert stream.prompts[0].id == "a:a0"
+
+
+def test_a_source_of_a_mixture_goes_through_its_own_epochs(make_prompts):
+    stream = mixture(make_prompts)
+    ids = [prompt.id for _ in range(40) for prompt in stream.take(9)]
+    of_b = [identity for identity in ids if identity.startswith("b:")]
+    assert all(len(set(of_b[i : i + 7])) == 7 for i in range(0, len(of_b) - 6, 7))
+    for start in range(0, len(ids), 9):
+        assert len(set(ids[start : start + 9])) == 9
+
+
+def test_a_mixture_goes_on_where_it_was(make_prompts):
+    stream = mixture(make_prompts)
+    for _ in range(11):
+        stream.take(9)
+    state = json.loads(json.dumps(stream.state_dict()))
+    expected = [stream.take(9) for _ in range(10)]
+    again = mixture(make_prompts)
+    again.load_state_dict(state)
+    assert [again.take(9) for _ in range(10)] == expected
+
+
+def test_what_a_mixture_refuses(make_prompts):
+    stream = mixture(make_prompts)
+    with pytest.raises(InputError, match=r"up to 41 of its 60 prompts .* from a, which holds 20"):
+        stream.check_batch(60)
+    stream.check_batch(9)
+    state = stream.state_dict()
+    with pytest.raises(InputError, match="was started with the data a, b, c, the recipe now names a, b"):
+        mixture(make_prompts, {"a": 1.0, "b": 1.0}).load_state_dict(state)
+    with pytest.raises(InputError, match="was started with a data set of 40 prompts, this one has 41"):
+        mixture(make_prompts, sizes={"a": 20, "b": 7, "c": 41}).load_state_dict(state)
+    with pytest.raises(InputError, match="is not that of a mixture"):
+        stream.load_state_dict(PromptStream(make_prompts(3), 0).state_dict())
+    with pytest.raises(InputError, match="lacks"):
+        PromptStream(make_prompts(3), 0).load_state_dict(state)

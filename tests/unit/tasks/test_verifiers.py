@@ -107,7 +107,7 @@ def test_responses_and_examples_belong_together():
     ("name", "args", "message"),
     [
         ("countdwn", {}, 'verifier.name: "countdwn" is not known; did you mean "countdown"'),
-        ("xyz", {}, "known: countdown, reasoning_gym. Your own is named by its import path, package.module:function.$"),
+        ("xyz", {}, "known: countdown, .*tool_calls. Your own is named by its import path, package.module:function.$"),
         ("countdown", {"formt": "plain"}, 'has no argument "formt"; did you mean "format"'),
         ("reasoning_gym", {"format": "xml"}, "`format` is 'xml'; expected one of"),
         ("my_verifiers:", {}, "is no import path"),
