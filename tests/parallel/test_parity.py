@@ -78,8 +78,9 @@ FP32 = {"loss": 1e-5, "grad_norm": 1e-5, "clipped": 0, "gradient": 1e-5, "logp":
 # bf16: every rounding errs by up to 2^-9 = 0.2%, and layouts round in other places. What a few dozen roundings on the way through four
 # layers do is measured by one process in bf16 against one in fp32, which must stay within half of this
 # (`test_bf16_is_half_its_tolerance_from_fp32`); two layouts that are each so far from fp32 are at most all of it from each other. The
-# objective is one without clipping: a ratio at the edge of a clip range changes sides by any rounding, and so does a token at the border of
-# two kinds. Its loss is a mean over 24 responses of sums of log-probs, 170 in all: errors of 0.02 each make one of 0.02 * sqrt(170) / 24 = 0.01.
+# objective is one without clipping: a ratio at the edge of a clip range changes sides by any rounding, and so does a token at the border
+# of two kinds. Its loss is a mean over 24 responses of sums of log-probs, 170 in all: errors of 0.02 each make one of
+# 0.02 * sqrt(170) / 24 = 0.01.
 BF16 = {"loss": 1e-2, "grad_norm": 1e-2, "clipped": 0, "gradient": 5e-2, "logp": 4e-2, "token_kinds": math.inf}
 SMOOTH = {"name": "rloo"}
 BF16_ROWS = {name: row | {"objective": SMOOTH} for name, row in (ROWS | ROWS_OF_FOUR).items() if "objective" not in row}
