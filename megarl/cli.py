@@ -117,7 +117,9 @@ def _preflight(args: argparse.Namespace) -> int:
     loaded = load_recipe(args.recipe, args.set, Recipe)
     from megarl.planning.preflight import preflight, table
 
-    rows = preflight(loaded.recipe, args.ranks)
+    rows = preflight(loaded, args.ranks)
+    if not rows:
+        return 0
     print(table(rows))
     if not all(row.agrees for row in rows):
         raise CheckFailed("the layout changes the result of an update")

@@ -79,6 +79,11 @@ class Inputs:
                     raise InputError(
                         f"training.step_lists: `{parameter}` judges whole responses, but lists compare segments; expected it to be off."
                     )
+        if recipe.training.old_logprobs == "rollout" and getattr(objective, "parameters", {}).get("correction"):
+            raise InputError(
+                "training.old_logprobs: rollout takes the engine's log-probs for the old ones, so `correction` would be without effect; "
+                "expected recompute, or an objective without it."
+            )
         if recipe.rollout.overlap_training and objective.couples_groups:
             raise InputError(
                 f"rollout.overlap_training: objective `{name}` with these parameters has statistics over the whole batch; expected false."

@@ -163,6 +163,7 @@ class _TokenStatistics(torch.autograd.Function):
             grad = grad.to(hidden.dtype)
             grad_hidden[part] = grad @ weight[: head.real]
             grad_weight[: head.real] += grad.t() @ hidden[part]
+            del ln_p, grad  # or they would live on beside the next chunk's
         if head.reduce_hidden_grad:
             head.all_reduce(grad_hidden)
         return grad_hidden, grad_weight.to(weight.dtype), None, None

@@ -187,6 +187,11 @@ def _build_chunk(config: TransformerConfig, shape: ModelShape, vocab_size: int, 
         rope_scaling_factor=shape.rope_scaling_factor or 8.0,
         vp_stage=virtual_stage,
     )
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            # Experts are reduced over the ranks that hold the same ones. Megatron says so of expert parallelism above 1 only; at 1 it would
+            # leave out the tensor ranks' tokens, or add different parts of a matrix, wherever expert_tensor is not tensor.
+            parameter.allreduce = False
     model = model.to(platform.device())
     return Float16Module(config, model) if config.bf16 else model
 

@@ -556,8 +556,9 @@ def _count_of(mask: Tensor, prepared: Prepared) -> Tensor:
 def _shares(batch: TokenBatch, scored: Scored, kept: Tensor) -> dict[str, float]:
     if batch.num_responses == 0:
         return {}
+    of_groups = lambda responses: float(segment_max(responses.double(), batch.group, batch.num_groups).clamp(min=0).mean())
     return {
         "responses/kept_share": float(kept.double().mean()),
-        "groups/left_share": float((~scored.in_batch).double().mean()),
-        "groups/equal_reward_share": float(scored.equal_group.double().mean()),
+        "groups/left_share": of_groups(~scored.in_batch),
+        "groups/equal_reward_share": of_groups(scored.equal_group),
     }

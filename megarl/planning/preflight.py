@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from megarl.config.load import Loaded
 from megarl.config.recipe import Layout, Recipe, Training
-from megarl.errors import InputError
+from megarl.errors import CheckFailed, InputError
 from megarl.models.hf_config import ModelShape, check_layout, read_model_shape
 from megarl.objectives import TokenBatch, make_objective
 from megarl.planning.shrink import shrink_layout, shrink_shape, write_small_model
@@ -28,8 +29,8 @@ from megarl.training.trainer import rank_config
 
 RANKS = 8
 LIMITS = {"loss": 1e-5, "gradient norm": 1e-5, "gradients": 1e-5, "log-probs after it": 1e-5, "log-probs": 1e-5}
-"""Loss and log-probs absolute, the norm relative, gradients relative to the largest of all. What another order of summation makes of them
-in fp32 lies below."""
+"""Loss and log-probs relative to the largest where that is above 1, the norm relative, gradients relative to the largest of all. What
+another order of summation makes of them in fp32 lies below."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +66,34 @@ class Job:
     group_in_micro_batch: bool
 
 
-def preflight(recipe: Recipe, most_ranks: int = RANKS, say: Callable[[str], None] = print) -> list[Row]:
-    """Compare the recipe's layout with one process; `say` gets a line for each thing that is made smaller.
+def preflight(loaded: Loaded[Recipe], most_ranks: int = RANKS, say: Callable[[str], None] = print) -> list[Row]:
+    """Compare the recipe's layout with one process; `say` gets a line for each thing that is made smaller. No rows if it is one.
 
-    Raises InputError for a recipe that cannot be laid out.
+    Raises InputError for a recipe that cannot be laid out, CheckFailed where there is no gradient to compare.
     """
+    recipe = loaded.recipe
     source = Path(recipe.model.path)
     shape = read_model_shape(source)
     check_layout(shape, recipe.training.layout, source=str(source))
-    objective = make_objective(recipe.objective)
-    if objective.uses_value_model:
-        raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
+    with loaded.naming("objective"):
+        if make_objective(recipe.objective).uses_value_model:
+            raise InputError(f"objective.name: {recipe.objective['name']!r} trains with a value model, which this version has not got.")
     layout = shrink_layout(recipe.training.layout, most_ranks)
+    if layout.world_size == 1:
+        if recipe.training.layout.world_size > 1:
+            raise InputError(f"--ranks {most_ranks}: one process cannot be compared with itself; expected 2 or more.")
+        say("layout: one process, which has nothing to be compared with")
+        return []
     small = shrink_shape(shape, layout)
     for line in reductions(recipe.training.layout, layout, shape, small):
         say(line)
     with tempfile.TemporaryDirectory(prefix="megarl-preflight-") as folder:
         write_small_model(Path(folder) / "model", source, small)
         trial = lambda layout: run_trial(recipe, str(Path(folder) / "model"), layout)
-        return compare(trial(layout), trial(Layout()))
+        got, want = trial(layout), trial(Layout())
+    if got.grad_norm == want.grad_norm == 0:
+        raise CheckFailed("the objective has no gradient on made-up rollouts, so its layout cannot be judged")
+    return compare(got, want)
 
 
 def reductions(layout: Layout, kept: Layout, shape: ModelShape, small: ModelShape) -> list[str]:
@@ -121,10 +131,10 @@ def run_trial(recipe: Recipe, folder: str, layout: Layout) -> Outcome:
                 threads_per_rank=1,
             ),
             objective=recipe.objective,
-            temperature=recipe.rollout.temperature,
+            temperature=max(recipe.rollout.temperature, 0.3),  # a lower one multiplies the rounding of the logits
             seed=recipe.seed,
         ),
-        settings=UpdateSettings(1e-3, prepass=objective.coupling == "group" and not whole),
+        settings=UpdateSettings(1e-3, step=1, prepass=objective.coupling == "group" and not whole),
         # So small that every rank has several micro-batches.
         max_tokens=longest * (SAMPLES if whole else 2),
         group_in_micro_batch=whole,
@@ -144,7 +154,7 @@ def trial_on_rank(job: Job, groups: int) -> dict[str, Any]:
     config = job.config
     rank = TrainingRank(config, dist.get_rank())
     rank.build()
-    objective = make_objective(config.objective)
+    objective = make_objective(config.objective).at(job.settings.step)
     sequences, batch = rollouts(groups, vector=objective.vector_rewards)
     every_row = config.plan(sequences, range(len(sequences)), max_tokens=job.max_tokens)
     reference = rank.logprobs(sequences, every_row, "reference") if rank.reference is not None else None
@@ -216,16 +226,21 @@ def compare(got: Outcome, want: Outcome) -> list[Row]:
     )
     worst = max(names, key=lambda name: np.nan_to_num(off(name), nan=np.inf))
     rows = [
-        Row("policy", "loss", want.loss, got.loss, abs(got.loss - want.loss)),
+        Row("policy", "loss", want.loss, got.loss, _scaled(got.loss, want.loss)),
         Row(
             "policy", "gradient norm", want.grad_norm, got.grad_norm, abs(got.grad_norm / want.grad_norm - 1) if want.grad_norm else np.nan
         ),
         Row("policy", "gradients", None, None, off(worst), worst),
-        Row("policy", "log-probs after it", None, None, float(np.abs(got.logp - want.logp).max())),
+        Row("policy", "log-probs after it", None, None, _scaled(got.logp, want.logp)),
     ]
     if want.reference is not None:
-        rows.append(Row("reference", "log-probs", None, None, float(np.abs(got.reference - want.reference).max())))
+        rows.append(Row("reference", "log-probs", None, None, _scaled(got.reference, want.reference)))
     return rows
+
+
+def _scaled(got: np.ndarray | float, want: np.ndarray | float) -> float:
+    """Largest difference, relative to the largest number where that is above 1. NaN if one of them is."""
+    return float(np.max(np.abs(got - want)) / max(1.0, np.max(np.abs(want))))
 
 
 def table(rows: list[Row]) -> str:

@@ -137,7 +137,7 @@ def make_countdown(
         raise InputError(f"verifier.args: `symbols` must be some of {SYMBOLS} with at least one operator, got {symbols!r}.")
 
     if not isinstance(components, bool):
-        raise InputError(f"verifier.args: components must be true or false, got {components!r}")
+        raise InputError(f"verifier.args: components must be true or false, got {components!r}.")
 
     def verify(response: str, example: Example) -> Verdict:
         verdict, met = grade(response, example)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from megarl.errors import InputError
+from megarl.errors import InputError, sentence
 from megarl.tasks.data_files import read_jsonl
 from megarl.tasks.dataset import Example, write_jsonl
 from megarl.tasks.judging import Judge
@@ -84,7 +84,7 @@ def _read(row: Any, place: str, name: str, verifier: str) -> tuple[str, Example,
         check_examples(verifier, [example])
     except InputError as error:
         own = f'example "{name}": '
-        raise InputError(f"{place}: {str(error).removeprefix(own)}") from None
+        raise InputError(f"{place}: {sentence(str(error).removeprefix(own))}") from None
     return row["response"], example, row.get("id")
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from megarl.errors import InputError, RunFailed
+from megarl.errors import InputError, RunFailed, sentence
 from megarl.tasks.dataset import Example
 from megarl.tasks.nursery import ANSWER, FORK, KILL, MESSAGE
 from megarl.tasks.verdict import Verdict
@@ -163,7 +163,7 @@ class VerifierPool:
         if not answer:
             raise RunFailed(f'The processes of verifier "{self._name}" cannot be started (exit code {self._nursery.wait()})')
         if answer != b"ready":
-            raise InputError(answer.decode())
+            raise InputError(sentence(answer.decode()))
         self._ready = True
 
     def _fork(self) -> _Worker:

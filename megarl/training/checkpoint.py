@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -79,18 +80,20 @@ def _pass_results_by(results: Any) -> None:
 def load(chunks: Sequence[torch.nn.Module], optimizer: Any, folder: str) -> None:
     """Load what `save` wrote, whatever the layout was then. A collective of all ranks.
 
-    Missing or unexpected entries raise: an optimizer moment that is left at zero would go unnoticed.
+    Raises InputError if the checkpoint is damaged or of another model; missing or unexpected entries count as such: an optimizer moment
+    that is left at zero would go unnoticed.
     """
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
-    state = dist_checkpointing.load(_state(chunks, optimizer, is_loading=True), folder, strict=StrictHandling.RAISE_ALL)
-    for i, chunk in enumerate(chunks):
-        unwrap(chunk).load_state_dict(state[f"model{i}"])
-    with torch.no_grad():
-        optimizer.load_state_dict(state["optimizer"])
-    for group in optimizer.param_groups:
-        group["step"] = state["updates"]
+    with _refusing(folder):
+        state = dist_checkpointing.load(_state(chunks, optimizer, is_loading=True), folder, strict=StrictHandling.RAISE_ALL)
+        for i, chunk in enumerate(chunks):
+            unwrap(chunk).load_state_dict(state[f"model{i}"])
+        with torch.no_grad():
+            optimizer.load_state_dict(state["optimizer"])
+        for group in optimizer.param_groups:
+            group["step"] = state["updates"]
 
 
 def save_weights(chunks: Sequence[torch.nn.Module], folder: str) -> None:
@@ -106,10 +109,19 @@ def load_weights(chunks: Sequence[torch.nn.Module], folder: str) -> None:
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
-    try:
+    with _refusing(folder):
         state = dist_checkpointing.load(_weights(chunks), folder, strict=StrictHandling.RAISE_UNEXPECTED)
-    except Exception as error:  # whatever Megatron, torch and the file system raise for a file that is not what it should be
+        for i, chunk in enumerate(chunks):
+            unwrap(chunk).load_state_dict(state[f"model{i}"])
+
+
+@contextlib.contextmanager
+def _refusing(folder: str) -> Iterator[None]:
+    """Whatever Megatron, torch and the file system raise for files that are not what they should be, as an InputError."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
         reason = str(error).strip().splitlines()
-        raise InputError(f"{folder}: cannot be loaded ({type(error).__name__}: {reason[0] if reason else ''}).") from None
-    for i, chunk in enumerate(chunks):
-        unwrap(chunk).load_state_dict(state[f"model{i}"])
+        raise InputError(f"{folder}: the checkpoint cannot be loaded ({type(error).__name__}: {reason[-1] if reason else ''}).") from None

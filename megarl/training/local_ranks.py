@@ -89,7 +89,8 @@ def _collect(pipes: list[connection.Connection]) -> list[Any]:
         for pipe in connection.wait(waiting):
             rank = pipes.index(pipe)
             try:
-                moment, results[rank], error = pickle.loads(pipe.recv_bytes())
+                moment, data, error = pickle.loads(pipe.recv_bytes())
+                results[rank] = None if data is None else pickle.loads(data)
             except EOFError:
                 moment, error = float("inf"), RunFailed(f"rank {rank} of {len(pipes)} died")
             if error is not None:
@@ -102,7 +103,7 @@ def _collect(pipes: list[connection.Connection]) -> list[Any]:
 def _rank_main(pipe: connection.Connection, work: bytes, rank: int, world_size: int, port: int) -> None:
     os.setpgid(0, 0)  # so that what this process starts ends with it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    answer: tuple[float, Any, BaseException | None]
+    answer: tuple[float, bytes | None, BaseException | None]
     try:
         answer = (0.0, _run(work, rank, world_size, port), None)
     except BaseException as error:
@@ -111,12 +112,11 @@ def _rank_main(pipe: connection.Connection, work: bytes, rank: int, world_size: 
     try:
         data = pickle.dumps(answer)
     except Exception as error:
-        what = answer[2] or answer[1]
-        data = pickle.dumps((time.monotonic(), None, RunFailed(f"rank {rank}: {what!r} cannot be sent to another process ({error})")))
+        data = pickle.dumps((answer[0], None, RunFailed(f"rank {rank}: {answer[2]!r} cannot be sent to another process ({error})")))
     pipe.send_bytes(data)
 
 
-def _run(work: bytes, rank: int, world_size: int, port: int) -> Any:
+def _run(work: bytes, rank: int, world_size: int, port: int) -> bytes:
     import torch
     import torch.distributed as dist
 
@@ -128,9 +128,13 @@ def _run(work: bytes, rank: int, world_size: int, port: int) -> Any:
     parallel.join(rank, world_size, HOST, port)
     function, arguments = pickle.loads(work)
     result = function(*arguments)
+    try:
+        data = pickle.dumps(result)  # before the others are let go: what fails here must fail first
+    except Exception as error:
+        raise RunFailed(f"rank {rank}: {result!r} cannot be sent to another process ({error})") from None
     dist.barrier()  # a rank that leaves early would break connections that others still send over
     dist.destroy_process_group()
-    return result
+    return data
 
 
 def _end_with_parent() -> None:

@@ -291,16 +291,9 @@ class TrainingRank:
 
     def load(self, folder: str) -> None:
         """Weights and optimizer state from `folder`. Raises InputError if it is damaged or of another model."""
-        from megarl.errors import InputError
         from megarl.training.checkpoint import load
 
-        try:
-            load(self.model, self.optimizer, folder)
-        except Exception as error:  # whatever Megatron, torch and the file system raise for a file that is not what it should be
-            reason = str(error).strip().splitlines()
-            raise InputError(
-                f"{folder}: the checkpoint cannot be loaded ({type(error).__name__}: {reason[0] if reason else ''})."
-            ) from None
+        load(self.model, self.optimizer, folder)
 
     def gradients(self) -> dict[str, np.ndarray] | None:
         """The last update's gradients under their Hugging Face names, from rank 0. Clipping has scaled them in place, unless it is off."""
@@ -323,14 +316,14 @@ def mismatch(update: Update, token_index, logp, tokens: int) -> dict[str, tuple[
     """Trainer against engine on the same tokens and weights: k3 estimate of KL(rollout || train) and the largest difference in nats.
 
     With x = log p_train - log p_rollout at tokens drawn from the rollout policy, k3 = e^x - 1 - x (METHODS: section 12). Of the batch's
-    tokens the first `tokens` are compared.
+    tokens the first `tokens` are compared; without any of them the counts are 0.
     """
     import torch
 
     chosen = update.prepared.term_mask[token_index] & (token_index < tokens)
     x = torch.where(chosen, logp.double() - update.prepared.rollout_logp[token_index].double(), 0.0)
     largest = float(x.abs().max()) if x.numel() else 0.0
-    return {"kl_rollout_train": ((x.exp() - 1 - x).sum(), chosen.sum()), "logprob_diff_max": (largest, 1.0)}
+    return {"kl_rollout_train": ((x.exp() - 1 - x).sum(), chosen.sum()), "logprob_diff_max": (largest, float(chosen.any()))}
 
 
 MAXIMA = frozenset({"logprob_diff_max"})
@@ -345,7 +338,8 @@ def merge_metrics(parts: Iterable[dict[str, tuple[Any, Any]]]) -> dict[str, tupl
         for name, (total, count) in part.items():
             total, count = float(total), float(count)
             if name in MAXIMA:
-                merged[name] = (max(total, merged.get(name, (0.0, 1.0))[0]), 1.0)
+                before = merged.get(name, (0.0, 0.0))
+                merged[name] = (max(total, before[0]), max(count, before[1]))
             elif name in AVERAGED_OVER_UPDATES:
                 merged[name] = (total + merged.get(name, (0.0, 1.0))[0], 1.0)
             else:

@@ -106,6 +106,18 @@ def tied_embedding_gradients_not_summed():
     finalize_model_grads.__globals__["_allreduce_word_embedding_grads"] = lambda *arguments: None
 
 
+def experts_reduced_like_other_parameters():
+    from megarl.training import step
+
+    def wrap(original, chunks, settings):
+        for chunk in chunks:
+            for parameter in chunk.parameters():
+                parameter.allreduce = True
+        return original(chunks, settings)
+
+    _wrap(step, "wrap_for_training", wrap)
+
+
 def key_and_value_gradients_stay_on_their_context_rank():
     from megarl.models import layers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,6 +145,8 @@ def update_on_rank(case: Case, config: RankConfig) -> dict:
     from tests.parallel.faults import plant
 
     plant(case.fault)
+    if config.optimizer.overlap:
+        _use_small_buckets()
     rank = TrainingRank(config, dist.get_rank())
     rank.build()
     sequences, batch = rollouts()
@@ -153,6 +156,13 @@ def update_on_rank(case: Case, config: RankConfig) -> dict:
     gradients = rank.gradients()
     logprobs = rank.logprobs(sequences, config.plan(sequences, range(len(sequences)), max_tokens=case.max_tokens))
     return {"metrics": metrics, "gradients": gradients, "logprobs": logprobs}
+
+
+def _use_small_buckets() -> None:
+    """Some hundred kilobytes of parameters would all be in one bucket, whose communication has nothing to overlap with."""
+    from megarl.training import step
+
+    step.DistributedDataParallelConfig = functools.partial(step.DistributedDataParallelConfig, bucket_size=20_000)
 
 
 def _update(

@@ -71,6 +71,7 @@ def test_data(settings, tmp_path, capsys, key, content, said):
             {"training.step_lists": '{separators: ["+"]}', "objective": "{name: lpo, overlong: mask}"},
             ["training.step_lists: `overlong`", "whole responses"],
         ),
+        ({"objective": "{name: grpo, correction: {kind: token_tis, high: 2}}"}, ["`correction` would be without effect"]),
     ],
 )
 def test_recipe(settings, tmp_path, capsys, changes, said):

@@ -12,7 +12,7 @@ ROOT = Path(megarl.__file__).parent
 # `Loaded.naming` makes sentences of what `objectives` refuses; `models` has some to be mended.
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in ("objectives", "models"))
 # Functions whose result ends as a sentence.
-SENTENCES = ("nearest(", "_message(", "sentence(")
+SENTENCES = ("nearest(", "_message(", "_refusal(", "sentence(")
 
 
 def endings(path: Path) -> list[tuple[int, str]]:

@@ -1,9 +1,11 @@
 """token_statistics against log_softmax and its autograd: values, gradients, tensor ranks, and the memory it is there to save."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.profiler import ProfilerActivity, profile
 
 from megarl.models import logprobs
 from megarl.models.logprobs import token_statistics
@@ -117,33 +119,34 @@ def test_the_taxonomy_needs_nothing_more():
     torch.testing.assert_close(change, taxonomy.entropy_change(logits.softmax(-1), labels, advantage), atol=1e-6, rtol=1e-5)
 
 
-class Allocations(TorchDispatchMode):
-    """Elements of the largest tensor that any operation gives."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, list | tuple) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                self.largest = max(self.largest, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return out
+def peak_bytes(work):
+    """Most bytes that torch held at once during `work`, over what it held before."""
+    work()  # what is made at first use only
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    changes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(changes))
 
 
-def test_no_tensor_is_larger_than_a_chunk_of_logits():
-    tokens, rows, chunk = 512, 1000, 16
-    hidden, weight = torch.randn(tokens, 8, requires_grad=True), torch.randn(rows, 8, requires_grad=True)
-    with Allocations() as seen:
-        out = token_statistics(hidden, weight, torch.zeros(tokens, dtype=torch.long), entropy=True, collision=True, chunk_tokens=chunk)
-        (out.logp + out.entropy).sum().backward()
-    assert seen.largest == chunk * rows
+@pytest.mark.parametrize("tokens", [64, 512])
+@pytest.mark.parametrize("entropy", [True, False])
+def test_two_chunks_of_logits_are_the_most_that_is_held(tokens, entropy):
+    rows, chunk = 5000, 16
+    hidden, weight = torch.randn(tokens, 1, requires_grad=True), torch.randn(rows, 1, requires_grad=True)
+    labels = torch.zeros(tokens, dtype=torch.long)
+
+    def work():
+        out = token_statistics(hidden, weight, labels, entropy=entropy, collision=True, chunk_tokens=chunk)
+        torch.autograd.grad((out.logp + out.entropy if entropy else out.logp).sum(), (hidden, weight))
+
+    # Beside them, a few numbers per token and row.
+    assert 2 <= peak_bytes(work) / (4 * chunk * rows) < 2.5
 
 
 def test_the_default_chunk_fills_the_given_bytes(monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_BYTES", 4 * 100 * 5 + 399)
-    with Allocations() as seen, torch.no_grad():
-        token_statistics(torch.randn(64, 2), torch.randn(100, 2), torch.zeros(64, dtype=torch.long))
-    assert seen.largest == 5 * 100
+    monkeypatch.setattr(logprobs, "CHUNK_BYTES", 4 * 5000 * 6 - 1)  # not quite six
+    hidden, weight, labels = torch.randn(64, 1), torch.randn(5000, 1), torch.zeros(64, dtype=torch.long)
+    assert 2 * 5 <= peak_bytes(lambda: token_statistics(hidden, weight, labels, entropy=True)) / (4 * 5000) < 2 * 6
 
 
 VOCAB_OF_RANKS = 21

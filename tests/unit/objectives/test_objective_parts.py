@@ -257,3 +257,8 @@ def test_off_policy_statistics_are_reported():
     metrics = make_objective({"name": "grpo", "correction": {"kind": "token_mis", "low": 0.9, "high": 1.1}}).prepare(batch).metrics
     assert {"off_policy/ratio_mean", "off_policy/kl_k3", "off_policy/zero_share", "off_policy/effective_share"} <= metrics.keys()
     assert 0 < metrics["off_policy/zero_share"] < 1 and metrics["groups/equal_reward_share"] > 0
+
+
+def test_shares_of_groups_do_not_weigh_groups_by_their_size():
+    metrics = make_objective({"name": "dapo"}).prepare(batch_of([[1.0, 1.0, 1.0], [0.0, 1.0]])).metrics
+    assert metrics["groups/equal_reward_share"] == metrics["groups/left_share"] == 0.5
