@@ -53,7 +53,7 @@ def test_every_objective_trains(tmp_path, small):
         assert math.isfinite(row["policy/loss"]) and math.isfinite(row["policy/grad_norm"]), spec
         # 8 groups of 8 answers of which about a quarter is right: there is something to learn from, whatever the method looks at.
         assert row["policy/grad_norm"] > 0, spec
-        assert row["policy/logprob_diff_max"] < 1e-4, spec
+        assert row.get("policy/logprob_diff_max", 0.0) < 1e-4, spec  # not there if the first mini-batch has no signal
         kinds = [row[f"token_kind/{sign}_{kind}"] for sign in ("positive", "negative") for kind in ("peak", "valley")]
         assert sum(kinds) == pytest.approx(1), spec
         if spec["name"] in ("wapo", "raft", "raft_pp", "psr"):
@@ -61,6 +61,7 @@ def test_every_objective_trains(tmp_path, small):
         if kinds[1]:  # a step on a token less likely than its distribution's collision probability spreads the distribution
             assert row["token_kind/positive_valley_entropy_change"] >= 0, spec
     assert rows[len(SPECS)]["policy/kl_reference"] >= 0
+    assert sum("policy/logprob_diff_max" in row for row in rows) > len(rows) / 2
 
 
 def rows_without_clocks(folder):
