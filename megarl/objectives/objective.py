@@ -182,10 +182,19 @@ def make_objective(spec: Mapping[str, Any]) -> Objective:
         raise InputError(f"`name` of the objective is {name!r}; expected one of {', '.join(PRESETS)}, or package.module:factory")
     if ":" in name:
         part = _imported(name)
-        return Objective(part, given, path=name) if isinstance(part, Composition) else part(given)
+        return Objective(part, given, path=name) if isinstance(part, Composition) else _made(name, part, given)
     if name not in PRESETS:
         raise unknown("objective", name, PRESETS)
     return Objective(PRESETS[name], given)
+
+
+def _made(path: str, factory: Any, given: dict[str, Any]) -> Any:
+    try:
+        return factory(given)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's function raises
+        raise InputError(f"objective `{path}` cannot be made from {given} ({type(error).__name__}: {error})") from error
 
 
 def _imported(path: str) -> Any:

@@ -8,6 +8,7 @@ current policy by age.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +60,10 @@ class ReplayBuffer:
         eligible = [group for group in self.groups if group.version < version]
         if not eligible or count < 1:
             return []
-        weights = torch.tensor(
-            [group.reward_std**self.priority * self.age_discount ** (version - group.version) for group in eligible], dtype=torch.float64
-        )
+        std = torch.tensor([group.reward_std for group in eligible], dtype=torch.float64)
+        age = torch.tensor([version - group.version for group in eligible], dtype=torch.float64)
+        weights = self.priority * std.log() + age * math.log(self.age_discount)
+        weights = (weights - weights.max()).exp().clamp(min=1e-30)  # none may be 0: a draw may ask for all of them
         generator = torch.Generator().manual_seed((seed * 1_000_003 + version) % 2**63)
         chosen = torch.multinomial(weights, min(count, len(eligible)), replacement=False, generator=generator)
         return [eligible[index] for index in sorted(chosen.tolist())]

@@ -107,6 +107,14 @@ def test_priority_and_age_decide_how_often():
     assert share(lambda g: g.version == 3, age_discount=0.2) > 0.7 > share(lambda g: g.version == 3)
 
 
+def test_weights_that_underflow_can_still_be_drawn_from():
+    buffer = ReplayBuffer(capacity=10, max_age=5, priority=5000.0)
+    for i in range(4):
+        buffer.add(str(i), 0, [0.0, 0.1 * (i + 1)], None)
+    assert len(buffer.draw(4, version=1, seed=0)) == 4
+    assert [group.group_id for group in buffer.draw(1, version=1, seed=0)] == ["3"]
+
+
 @pytest.mark.parametrize("bad", [{"capacity": 0}, {"max_age": 0}, {"priority": -1}, {"age_discount": 0}])
 def test_wrong_buffers_are_refused(bad):
     with pytest.raises(ValueError, match="replay needs"):

@@ -152,3 +152,12 @@ def test_specification_is_not_changed():
 def test_group_ids_default_to_numbers():
     batch = TokenBatch(torch.tensor([0, 1]), torch.ones(2, dtype=torch.bool), torch.tensor([0, 1]), torch.zeros(2))
     assert batch.group_ids == ["0", "1"] and batch.num_groups == 2
+
+
+def broken_factory(parameters):
+    raise KeyError(parameters["width"])
+
+
+def test_a_factory_of_ones_own_that_fails_is_named():
+    with pytest.raises(InputError, match=f"{__name__}:broken_factory` cannot be made .*KeyError"):
+        make_objective({"name": f"{__name__}:broken_factory", "width": 3})
