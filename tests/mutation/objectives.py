@@ -241,6 +241,14 @@ FAULTS = [
         '{**GROUP, "clip_high": 0.28}',
     ),
     Fault("peaks and valleys exchanged", "taxonomy.py", "return sampled >= collision", "return sampled < collision"),
+    Fault("token kinds: no collision in the entropy", "taxonomy.py", "- squares - collision * entropy)", "- squares)"),
+    Fault("token kinds: no collision in the probability", "taxonomy.py", "(1 - 2 * sampled + collision)", "(1 - 2 * sampled)"),
+    Fault(
+        "token kinds: tokens without an advantage counted",
+        "taxonomy.py",
+        "torch.where(counted, bin_index",
+        "torch.where(counted | True, bin_index",
+    ),
     Fault("entropy change of the wrong sign", "taxonomy.py", "return -advantage * (f.gather", "return advantage * (f.gather"),
     Fault("switch one step early", "schedule.py", 'step > switch["after_step"]', 'step >= switch["after_step"]'),
     Fault(
