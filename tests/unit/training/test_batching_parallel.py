@@ -106,6 +106,11 @@ def test_packing_needs_at_most_twice_the_fewest_micro_batches(lengths, max_token
     assert plan.count <= 2 * math.ceil(sum(min(length, max_tokens) for length in lengths) / max_tokens)
 
 
+def test_the_budget_holds_after_rounding_up():
+    plan = plan_micro_batches([17, 20], [0, 1], ranks=1, max_tokens=40, multiple=16, packed=True)  # 37 tokens, but 48 with their padding
+    assert plan.count == 2
+
+
 def loads(plan, costs):
     return [sum(costs[row] for batch in of_rank for row in batch) for of_rank in plan.rows]
 
@@ -240,6 +245,14 @@ def test_an_empty_micro_batch_keeps_the_shape_and_one_position(packed, context):
     assert empty.positions.tolist() == empty.labels.tolist() == [0] and len(empty.token_index) == 0
     if packed:
         assert empty.cu_seqlens.tolist() == [0, 0] and empty.cu_seqlens_padded.tolist() == [0, 8]
+
+
+def test_padding_at_the_end_is_cut_to_the_length_of_the_longest_sequence():
+    sequences = Sequences.of([[1] * 30, [2] * 3], [[1] * 10, [2]])
+    plan = plan_micro_batches(sequences.lengths, [0, 1], ranks=1, max_tokens=40, packed=True, same_shape=True)
+    part = collate(sequences, [1], plan)
+    assert part.tokens.shape == (1, 40) and part.cu_seqlens_padded.tolist() == list(range(0, 41, 4))
+    assert part.cu_seqlens.tolist() == [0] + [4] * 10 and part.position_ids[0].tolist() == [0, 1, 2, 3] * 10
 
 
 def test_a_context_rank_without_a_response_token_has_one_position():
